@@ -35,7 +35,7 @@ from mini_engine.other_names import explanation
 from mini_engine.outputs import Delta, RequestOutput
 from mini_engine.prompts import Prompt, each_prompt, encode_prompt, is_chat, is_list
 from mini_engine.radix_cache import RadixCache
-from mini_engine.ranks.split import Group, Split, SplitProjections, SplitWeights
+from mini_engine.ranks.split import Group, Shards, Split, SplitProjections, check_size
 from mini_engine.receipt import Receipts
 from mini_engine.sampler.driver import SamplingDriver
 from mini_engine.sampler.params import SamplingParams
@@ -202,18 +202,18 @@ def load_model(folder: Path, engine: EngineConfig, progress: bool = False, group
     """Read the checkpoint in ``folder`` and build the model, or this process's part of it if there is a ``group``.
 
     Raises ``ValueError`` naming the file at fault, for a device that is not there, for a ``max_model_len`` above the
-    model's positions, and for a model that cannot be split.
+    model's positions, and for a part that would have other bits.
     """
     check_device(engine.device)
     config = load_config(folder)
     engine.positions(config)
-    split = None if group is None else Split(config, group, engine.tensor_parallel_mode == "sum")
     quantized = open_quantized(folder, config, engine)
     weights, engine = quantized or (load_weights(folder, config, engine, progress), engine)
-    if split is None:
+    if group is None:
         return build_model(config, weights, engine)
-    weights.pieces = {name: piece.place for name, piece in split.pieces().items()}
-    return build_model(split.config, SplitWeights(weights, split), engine)
+    shards = Shards(weights, Split(config, group, engine.tensor_parallel_mode == "sum"))
+    weights.pieces = {name: piece.place for name, piece in shards.pieces.items()}
+    return build_model(shards.split.config, shards, engine)
 
 
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
@@ -324,6 +324,7 @@ def load_driver(model: str | Path | None = None, engine: EngineConfig | None = N
         from mini_engine.ranks.processes import join  # torch.distributed, which one process does without
         from mini_engine.ranks.worker import lead_or_follow
 
+        check_size(engine.tensor_parallel, load_config(folder))  # before any rank is started
         ranks = join(folder, engine)
         with ranks.guarded():
             part = load_model(folder, engine, sys.stderr.isatty() and ranks.rank == 0, ranks)

@@ -19,7 +19,7 @@ from mini_engine.fast.quantized_products import make_parts
 from mini_engine.invariant.attention import InvariantAttention, query_rows
 from mini_engine.llama import Llama, sdpa_with
 from mini_engine.model import Attention, Qwen3
-from mini_engine.ranks.split import SplitWeights, build_split
+from mini_engine.ranks.split import Shards, build_split
 from mini_engine.sampler.sampler import Sampler
 from mini_engine.scheduler.scheduler import Allocator
 from mini_engine.weights import Weights
@@ -51,7 +51,7 @@ def build_fused(config: ModelConfig, weights: Weights, engine: EngineConfig) -> 
 
 def build(kind: type[Qwen3], config: ModelConfig, weights: Weights, engine: EngineConfig) -> Qwen3:
     """Build a model of this ``kind``, or what one rank has of it. Empties ``weights``."""
-    if isinstance(weights, SplitWeights):
+    if isinstance(weights, Shards):
         return build_split(kind, weights, engine)
     return kind(config, *make_parts(weights, engine))
 

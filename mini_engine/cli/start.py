@@ -97,6 +97,6 @@ def start(
     driver = load_driver(folder, config)
     if driver.weight_bytes:
         each = ", ".join(f"{count / 2**20:.1f}" for count in driver.weight_bytes)
-        typer.secho(f"{config.tensor_parallel} ranks, with {each} MiB of weights", dim=True, err=True)
+        typer.secho(f"{config.tensor_parallel} ranks, which have read {each} MiB of weights", dim=True, err=True)
     name_unwritten()  # the model and its kernels are loaded now
     return driver, load_tokenizer(folder)

@@ -26,6 +26,7 @@ from mini_engine.fast.products import (
     InvariantProjections,
     describe,
 )
+from mini_engine.fast.quantized_products import QuantizedProjections, Rows
 from mini_engine.invariant.findings import cpu, remembered
 from mini_engine.invariant.probe import opposite_terms
 from mini_engine.linear import Linear, Projections
@@ -51,9 +52,11 @@ def needs_padding(projections: Projections, part: Any, whole: int, ranks: int) -
     most = max(ranks, LARGEST_PIECE // in_features)
     own, tried = (own, whole) if whole <= most else (own * most // whole, most)
     kind = " ".join([type(projections).__name__, *getattr(projections, "usable", ())])
-    if hasattr(projections, "kind"):
-        kind += f" {projections.kind.__name__}"
+    if isinstance(projections, QuantizedProjections):
+        kind += f" of {type(part).__name__} to {projections.quantize}, batch_invariant={projections.batch_invariant}"
     name = f"{own} of {describe(tried, in_features, part.dtype)} by {kind}"
+    form: Any = type(part)
+    stored = form.of if isinstance(part, Rows) else Tensor.contiguous
 
     @torch.inference_mode()
     def experiment() -> list[int]:
@@ -62,9 +65,9 @@ def needs_padding(projections: Projections, part: Any, whole: int, ranks: int) -
         x = row * torch.arange(1, ROWS[-1] + 1)[:, None].sin().to(part.dtype)
         differ = set()
         for bias in (None, vectors[:, 0].contiguous()):
-            every = on_trial.linear(vectors, bias)
+            every = on_trial.linear(stored(vectors), bias)
             for at in (slice(own), slice(tried - own, tried)):
-                alone = linear_of(on_trial, vectors[at].clone(), whole, bias if bias is None else bias[at])
+                alone = linear_of(on_trial, stored(vectors[at].clone()), whole, bias if bias is None else bias[at])
                 differ |= {n for n in ROWS if not torch.equal(every(x[:n])[:, at], alone(x[:n]))}
         return sorted(differ)
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,8 +37,8 @@ c10d: Any = _distributed_c10d  # whose operations have no annotations
 Gloo = c10d.ProcessGroupGloo
 LIMIT_S = 6.0  # within a step no rank waits longer for another
 REPORT_S = 2.0  # so long do the others have to say that they are still there
-POOL_S = 30.0  # for zeroing a pool, which may be large
 START_S = 600.0  # for imports, and for reading the checkpoint
+CONNECT_S = 10.0  # once all are there
 START = timedelta(seconds=START_S)
 IDLE_S = 365 * 86_400.0  # for the next order
 FRAME = 4096  # bytes of an order that are sent with its length
@@ -54,16 +54,15 @@ load_driver(sys.argv[1], EngineConfig(**json.loads(sys.argv[2])))
 
 
 Processes = Mapping[int, "subprocess.Popen[bytes]"]  # by rank
-NO_PROCESSES: Processes = MappingProxyType({})
 
 
 class Ranks:
     """The group as one of its ranks sees it; a ``split.Group``."""
 
-    def __init__(self, store: Any, rank: int, size: int, processes: Processes = NO_PROCESSES) -> None:
+    def __init__(self, store: Any, rank: int, size: int, processes: Processes = MappingProxyType({})) -> None:
         """Wait for the other ranks. ``processes``: those that this one has started.
 
-        Raises ``ValueError`` if a rank ends before it has come.
+        Raises ``ValueError`` if a rank ends before it has come, or cannot be reached.
         """
         self.rank = rank
         self.size = size
@@ -75,9 +74,12 @@ class Ranks:
         self.store = c10d.PrefixStore(f"mini_engine/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         self.agree("here")
         options = Gloo._Options()
-        options._timeout = START
+        options._timeout = timedelta(seconds=CONNECT_S)
         options._devices = [Gloo.create_device(hostname=LOOPBACK) if self.is_local else Gloo.create_default_device()]
-        self.group = Gloo(self.store, rank, size, options)
+        try:
+            self.group = Gloo(self.store, rank, size, options)
+        except RuntimeError as error:
+            raise ValueError(f"rank {rank} of {size} cannot reach the others: {self.find_lost() or error}") from error
         self.close = weakref.finalize(self, finish, self.group, processes, self.faults)
         for process in processes.values():
             Thread(target=watch, args=(weakref.ref(self), process), daemon=True).start()
@@ -166,7 +168,7 @@ class Ranks:
         while missing := [rank for rank in range(self.size) if not self.store.check([f"{name}/{rank}"])]:
             for rank in missing:
                 if (reason := self.end_of(rank)) or time.monotonic() > until:
-                    raise ValueError(f"rank {rank} of {self.size} {reason or f'gave no sign for {limit_s:g} s'}")
+                    raise ValueError(f"rank {rank} of {self.size} {reason or f'gave no sign for {limit_s:.0f} s'}")
             time.sleep(0.01)
         self.store.set(f"{name}/all", "")
         return [self.store.get(f"{name}/{rank}").decode() for rank in range(self.size)]
@@ -193,22 +195,15 @@ class Ranks:
                 with suppress(RuntimeError):
                     self.store.set(f"lost/{self.rank}", "")
 
-    def give_up(self, fault: str) -> NoReturn:
-        """End all ranks because of a ``fault``. Raises ``WorkerLostError``."""
-        self.faults.append(fault)
-        end_processes(self.processes)
-        raise WorkerLostError(fault)
-
     @contextmanager
     def together(self) -> Iterator[None]:
         """Exchange with the other ranks inside. If rank 0 leaves before the end, all end: the others wait for it."""
         self.is_in_step = True
         try:
             yield
-        except WorkerLostError:
-            raise
         except BaseException as error:
-            self.faults.append(f"rank {self.rank} of {self.size} has left a step before its end: {error!r}")
+            left = f"rank {self.rank} of {self.size} has left a step before its end: {error!r}"
+            self.faults.append(str(error) if isinstance(error, WorkerLostError) else left)
             end_processes(self.processes)
             raise
         finally:
@@ -275,16 +270,19 @@ def join(folder: Path, engine: EngineConfig) -> Ranks:
 
     ``folder``: of the checkpoint. Raises ``ValueError`` if a rank does not come.
     """
-    size, given = engine.tensor_parallel, os.environ.get("WORLD_SIZE")
+    size = engine.tensor_parallel
     if (overlay := installed()) is not None:
         raise ValueError(
             f"tensor_parallel is {size}, but the modules of {overlay.folder} run in one process; leave it out"
         )
-    if given is None:
+    if "WORLD_SIZE" not in os.environ:
         return start(folder, engine)
-    if given != str(size):
-        raise ValueError(f"tensor_parallel is {size}, and torchrun has started {given} processes; give both one number")
-    rank, address, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    given, rank, address, port = map(os.environ.get, ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"))
+    if given != str(size) or rank is None or address is None or port is None:
+        raise ValueError(
+            f"tensor_parallel is {size}, and torchrun says WORLD_SIZE {given}, RANK {rank}, MASTER_ADDR {address} and "
+            f"MASTER_PORT {port}; let it start {size} processes, or unset WORLD_SIZE"
+        )
     is_host = rank == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = c10d.TCPStore(address, int(port), is_master=is_host, wait_for_workers=False, timeout=START)
     return Ranks(store, int(rank), size)
@@ -319,7 +317,7 @@ def become_follower(threads: int) -> None:
     """
 
     def wait_for_end() -> None:
-        sys.stdin.buffer.read()
+        os.read(0, 1)  # nothing is written there; the lock of sys.stdin would keep Python from ending
         os._exit(1)
 
     Thread(target=wait_for_end, daemon=True).start()

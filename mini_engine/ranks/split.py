@@ -73,19 +73,6 @@ class Split:
     group: Group
     sums: bool = False
 
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a model that cannot be split among so many ranks."""
-        size = self.group.size
-        if not divides(size, self.model):
-            heads = self.model.num_attention_heads
-            fitting = ", ".join(str(n) for n in range(1, heads + 1) if divides(n, self.model))
-            sizes = ", ".join(
-                f"{name} {getattr(self.model, name)}" for name in ("num_key_value_heads", *divided(self.model))
-            )
-            raise ValueError(
-                f"tensor_parallel is {size}, which does not divide this model ({sizes}); choose one of {fitting}"
-            )
-
     @property
     def config(self) -> ModelConfig:
         """The model as a rank sees it, with the heads that are its own. Fewer key-value heads than ranks are shared."""
@@ -140,6 +127,16 @@ def divides(size: int, model: ModelConfig) -> bool:
     return divides_all and 0 in (kv_heads % size, size % kv_heads) and size * size <= model.vocab_size
 
 
+def check_size(size: int, model: ModelConfig) -> None:
+    """Raise ``ValueError`` for a model that cannot be split among ``size`` ranks."""
+    if not divides(size, model):
+        fitting = ", ".join(str(n) for n in range(1, model.num_attention_heads + 1) if divides(n, model))
+        sizes = ", ".join(f"{name} {getattr(model, name)}" for name in ("num_key_value_heads", *divided(model)))
+        raise ValueError(
+            f"tensor_parallel is {size}, which does not divide this model ({sizes}); choose one of {fitting}"
+        )
+
+
 @dataclass(frozen=True)
 class Shard:
     """The rows of a matrix that one rank has. ``F.embedding`` and ``torch.cat`` take it for a tensor.
@@ -192,23 +189,14 @@ class Shard:
         return rows[token_ids // most, torch.arange(len(token_ids))]
 
 
-@dataclass(frozen=True)
-class SplitWeights:
-    """The weights of a model of which ``weights`` gives only what ``split`` leaves to this rank."""
-
-    weights: Weights
-    split: Split
-
-    def pop(self, name: str, /) -> Tensor:
-        """Give away what this rank has of the tensor ``name``. Raises ``KeyError`` if it is not there, or no longer."""
-        return self.weights.pop(name)
-
-
 class Shards:
-    """Weights of which those that are split are given away as ``Shard``. ``num_bytes``: of what was given away."""
+    """The weights of a rank. Those that are split are given away as ``Shard``. ``num_bytes``: of what was given away.
+
+    ``weights`` gives tensors, perhaps quantized ones, and of those that are split only what ``split`` leaves to it.
+    """
 
     def __init__(self, weights: Weights, split: Split) -> None:
-        """Take tensors, perhaps quantized ones, out of ``weights``."""
+        """Empty ``weights``."""
         self.weights = weights
         self.split = split
         self.pieces = split.pieces()
@@ -234,7 +222,7 @@ class SplitProjections:
     num_bytes = 0
 
     def __init__(self, own: Projections, split: Split) -> None:
-        """Raise ``ValueError`` if the activation of a part of the columns has other bits on this machine."""
+        """Multiply with ``own``."""
         self.own = own
         self.split = split
         self.silu = own.silu
@@ -299,14 +287,17 @@ class SplitLlama(Llama):
         return normed[:, first : first + own]
 
 
-def build_split(kind: type[Qwen3], weights: SplitWeights, engine: EngineConfig) -> Qwen3:
-    """Build one rank's part of a model of this ``kind``. Raises ``ValueError`` where its bits would be others."""
+def build_split(kind: type[Qwen3], weights: Shards, engine: EngineConfig) -> Qwen3:
+    """Build one rank's part of a model of this ``kind``. Empties ``weights``.
+
+    Raises ``ValueError`` where its bits would be others.
+    """
     split = weights.split
     if not (split.sums or engine.batch_invariant):
         for size in divided(split.model)[2:]:
             check_silu(getattr(split.model, size), split.group.size, getattr(torch, engine.dtype))
-    given, own = make_parts(weights.weights, engine)
-    shards, projections = Shards(given, split), SplitProjections(own, split)
-    model = (SplitLlama if kind is Llama else kind)(split.config, shards, projections)
-    projections.num_bytes = shards.num_bytes
+    weights.weights, own = make_parts(weights.weights, engine)
+    projections = SplitProjections(own, split)
+    model = (SplitLlama if kind is Llama else kind)(split.config, weights, projections)
+    projections.num_bytes = weights.num_bytes
     return model

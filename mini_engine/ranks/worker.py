@@ -19,10 +19,11 @@ from torch import Tensor
 from mini_engine.attention.metadata import AttentionMetadata, BatchInputs
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig
-from mini_engine.ranks.processes import POOL_S, Ranks
+from mini_engine.ranks.processes import LIMIT_S, Ranks
 from mini_engine.receipt import checkpoint_of, environment_of
-from mini_engine.sampler.driver import SamplingDriver, StepInputs, Worker
+from mini_engine.sampler.driver import SamplingDriver, StepInputs, Worker, WorkerLostError
 
+ZEROED = 1 << 29  # bytes of a pool that a slow rank sets to zero in a second
 POOL, RUN, MORE = range(3)  # what an order asks for
 OF_BATCH = ("input_ids", "positions", "logit_rows")
 OF_METADATA = ("cu_seqlens_q", "seq_lens_kv", "block_table", "slot_mapping")
@@ -76,8 +77,9 @@ class LeadingWorker(Worker):
         self.driver = driver
         self.number = driver.num_workers = driver.num_workers + 1
         self.order(POOL, {"num_pages": torch.tensor(own.pool.num_pages)})
+        num_bytes = sum(tensor.nbytes for tensor in (*own.pool.keys, *own.pool.values))
         with driver.ranks.together():
-            driver.ranks.agree(f"pool {self.number}", limit_s=POOL_S)
+            driver.ranks.agree(f"pool {self.number}", limit_s=LIMIT_S + num_bytes / ZEROED)
 
     @property
     def fault(self) -> str | None:  # type: ignore[override]
@@ -100,10 +102,10 @@ class LeadingWorker(Worker):
         with ranks.together():
             logits = self.own.run(step)
             digests = ranks.stack(digests_of(step, self.own.hidden))  # [n, 2]
-        for of_ranks, what in zip(digests.T, ("was given other inputs", "has computed other numbers"), strict=True):
-            wrong = of_ranks.ne(of_ranks[0]).nonzero().flatten().tolist()
-            if wrong:
-                ranks.give_up(f"rank {wrong[0]} of {len(digests)} {what} than rank 0")
+            for of_ranks, what in zip(digests.T, ("was given other inputs", "has computed other numbers"), strict=True):
+                wrong = of_ranks.ne(of_ranks[0]).nonzero().flatten().tolist()
+                if wrong:
+                    raise WorkerLostError(f"rank {wrong[0]} of {len(digests)} {what} than rank 0")
         return logits
 
     def more(self, rows: Tensor) -> Tensor:

@@ -142,8 +142,14 @@ def test_a_rank_that_disagrees_fails_or_does_not_start_is_named(monkeypatch: pyt
             for _ in range(2):
                 with pytest.raises(WorkerLostError, match=f"rank 1 of 2 {reason}"):
                     llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=9))
+    monkeypatch.setattr(processes, "CONNECT_S", 2.0)
     threads = doctored("import torch\ntorch.set_num_threads(3)")
-    for follower, reason in [("exit(7)", "has ended with status 7"), (threads, "has threads 3 and rank 0 1")]:
+    connects = doctored("from mini_engine.ranks import processes\nprocesses.Gloo.create_device = lambda **_: exit(8)")
+    for follower, reason in [
+        ("exit(7)", "has ended with status 7"),
+        (connects, "has ended with status 8"),
+        (threads, "has threads 3 and rank 0 1"),
+    ]:
         monkeypatch.setattr(processes, "FOLLOWER", follower)
         with pytest.raises(ValueError, match=f"rank 1 of 2 {reason}"):
             LLM(config=SPLIT)
@@ -187,6 +193,28 @@ def test_of_four_ranks_the_lost_one_is_named(
         list(steps)
     assert time.monotonic() - began < 10
     four.close()
+
+
+def test_a_rank_that_hangs_while_it_makes_a_pool_is_named() -> None:
+    with LLM(config=SPLIT) as llm:
+        followers()[0].send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(ValueError, match="rank 1 of 2 gave no sign for 6 s"):
+            llm.engine.driver.make_worker(9)
+        assert time.monotonic() - began < 10
+
+
+def test_a_model_that_cannot_be_split_starts_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "start", None)
+    with pytest.raises(ValueError, match=r"tensor_parallel is 3, which does not divide .*; choose one of 1, 2$"):
+        LLM(config=replace(SPLIT, tensor_parallel=3))
+
+
+@pytest.mark.parametrize("size", ["2", "4"])
+def test_what_torchrun_has_not_started_is_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ValueError, match=f"WORLD_SIZE {size}, RANK None, .*; let it start 2 processes, or unset WORLD"):
+        LLM(config=SPLIT)
 
 
 @pytest.mark.slow

@@ -16,14 +16,17 @@ from mini_engine.checkpoint import TINY_MODEL, load_config
 from mini_engine.cli.quantize import write
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.families import FAMILIES
+from mini_engine.fast import quantized_products
 from mini_engine.fast.products import SMALL_WEIGHT, onednn_fault
+from mini_engine.fast.quantized_products import Int8, QuantizedProjections
 from mini_engine.llm import build_model, load_model, make_driver
 from mini_engine.ranks import checks
-from mini_engine.ranks.split import Split
+from mini_engine.ranks.checks import needs_padding
+from mini_engine.ranks.split import check_size
 from tests.conftest import skip_without_bfloat16
 from tests.equivalence.test_families import draw
 from tests.support.engines import _one_thread  # noqa: F401
-from tests.support.ranks import Board, ThreadRanks, at_each_rank, part_of
+from tests.support.ranks import ThreadRanks, at_each_rank, part_of
 from tests.support.shapes import teacher_forced
 
 IDS = [(7 * i * i + 3 * i) % 131 for i in range(160)]
@@ -158,7 +161,7 @@ def test_a_layer_needs_four_exchanges_or_two_sums(sums: bool, of_layer: int) -> 
 )
 def test_a_number_that_does_not_divide_a_model_is_refused(changes: Any, size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Split(shape_of("qwen3", **changes), ThreadRanks(Board(size), 0))
+        check_size(size, shape_of("qwen3", **changes))
 
 
 def other_order_if_few(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -182,6 +185,23 @@ def test_a_small_product_that_differs_is_computed_as_the_whole_and_a_large_one_r
     assert not check_parts(config, engine, 2)
     with pytest.raises(ValueError, match=r"rows in a product with \d+ of \d+ x 64 float32 by TorchProjections differ"):
         at_each_rank(2, lambda ranks: part_of(config, weights_of(config, "float32"), engine, ranks))
+
+
+@pytest.mark.parametrize(("quantize", "stored"), [("int8", Tensor.clone), ("int4", Int8.of)])
+def test_products_of_rounded_rows_are_tried_as_they_are_stored_and_computed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quantize: str, stored: Any
+) -> None:
+    """A head has 8 bits, also with "int4". Only without ``batch_invariant`` are many rows not the kernel's."""
+    monkeypatch.setenv("MINI_ENGINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(quantized_products, "linear_int8", lambda x, ids, _: torch.full((len(x), len(ids)), len(ids)))
+    part = stored(torch.ones(32, 64))
+    assert not needs_padding(QuantizedProjections(quantize, True), part, 64, 2)
+    other = QuantizedProjections(quantize, False)
+    if isinstance(part, Tensor):
+        assert needs_padding(other, part, 64, 2)
+    else:
+        with pytest.raises(ValueError, match=r"32 of 64 x 64 float32 by .* of Int8 to int4, .*=False differ"):
+            needs_padding(other, part, 64, 2)
 
 
 def test_an_activation_or_an_attention_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from mini_engine.llm import build_model, make_driver, make_engine
 from mini_engine.outputs import RequestOutput
 from mini_engine.ranks import worker as worker_module
 from mini_engine.ranks.worker import order_of, step_of
-from mini_engine.sampler.driver import StepInputs
+from mini_engine.sampler.driver import StepInputs, WorkerLostError
 from mini_engine.sampler.params import SamplingParams
 from tests.support.engines import EOS, TOKENIZER, _one_thread, encode  # noqa: F401
 from tests.support.ranks import leading_driver
@@ -125,5 +125,5 @@ def test_a_rank_that_disagrees_ends_the_step(monkeypatch: pytest.MonkeyPatch, wh
         else:
             driver.model.final_norm[3] *= 1.0001
         batch = pack_batch([SequenceChunk([5, 6], 0, [1])], 16)
-        with pytest.raises(AssertionError, match=f"rank 1 of 2 {what} than rank 0"):
+        with pytest.raises(WorkerLostError, match=f"rank 1 of 2 {what} than rank 0"):
             worker.run(StepInputs(batch, batch.logit_rows))

@@ -12,7 +12,7 @@ from torch import Tensor
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.llm import build_model, make_driver
 from mini_engine.model import Qwen3
-from mini_engine.ranks.split import Split, SplitWeights
+from mini_engine.ranks.split import Shards, Split
 from mini_engine.ranks.worker import LeadingDriver, follow_rank_0
 
 T = TypeVar("T")
@@ -71,9 +71,6 @@ class ThreadRanks:
     def together(self) -> Any:
         return nullcontext()
 
-    def give_up(self, fault: str) -> None:
-        raise AssertionError(fault)
-
     def close(self) -> None:
         self.send(b"")
 
@@ -113,7 +110,7 @@ def part_of(
         name: tensor[pieces[name].place].clone() if name in pieces else tensor.clone()
         for name, tensor in weights.items()
     }
-    return build_model(split.config, SplitWeights(own, split), engine)
+    return build_model(split.config, Shards(own, split), engine)
 
 
 @contextmanager
