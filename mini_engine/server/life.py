@@ -72,6 +72,6 @@ def make_server(app: FastAPI, host: str, port: int, **options: Any) -> Server:
     """Return the server of an application; ``run`` blocks until SIGTERM or Ctrl-C."""
     service: Served = app.state.service
     grace = int(service.limits.drain_s) + GRACE_S
-    options |= {"http": Connection, "timeout_graceful_shutdown": grace, "server_header": False}
+    options |= {"http": Connection, "ws": "none", "timeout_graceful_shutdown": grace, "server_header": False}
     config = uvicorn.Config(app, host, port, **options)
     return Server(config, service)

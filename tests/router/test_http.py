@@ -137,6 +137,13 @@ def answers(url):
     ]
 
 
+def test_a_client_that_asks_for_a_websocket_gets_a_plain_answer(routed):
+    key = {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"} | key
+    answer = httpx.get(f"{routed.url}/v1/models", headers=headers)
+    assert (answer.status_code, answer.json()["object"]) == (200, "list")
+
+
 def test_the_openai_client_gets_the_same_ids(engines, routed):
     expected = answers(engines[0].url)
     assert len(expected[0][0][0]) == 12
