@@ -498,6 +498,29 @@ def test_a_link_carries_prompts_and_knobs(page, app):
         other.close()
 
 
+def test_what_is_typed_before_the_engine_answers_stays(browser, app):
+    page = browser.new_page()
+    held = []
+
+    def hold(route) -> None:
+        held.append(route)
+
+    try:
+        page.set_default_timeout(WAIT)
+        page.route("**/v1/steps", hold)
+        with page.expect_request("**/v1/steps"):
+            page.goto(app.url + "#prompt-a=One&top=3")
+        assert page.locator("#prompt-a").input_value() == "One"
+        page.locator("#prompt-a").fill("There was a bear named Ida")
+        held[0].continue_()
+        finish(page)
+        assert "there is no top;" in page.locator("#alert").text_content()
+        assert page.locator("#prompt-a").input_value() == "There was a bear named Ida"
+        assert page.locator(".lane .prompt").first.text_content() == "There was a bear named Ida"
+    finally:
+        page.close()
+
+
 def test_a_wrong_link_says_so_and_the_rest_is_used(page):
     finish(page)
     page.evaluate("location.hash = 'temperature=9&both=false&top=3&prompt-a=Ida'")

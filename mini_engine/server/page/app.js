@@ -98,8 +98,7 @@ function comparison(lane, hasEnded) {
   return hasEnded ? `, ${lane.tokens.length < lane.against.tokens.length ? "the beginning of" : "the same as"} ${lane.against.name}` : "";
 }
 
-function runLink() {
-  const wrong = readLink();
+function runLink(wrong) {
   run();
   if (wrong) complain(new Error(wrong));
 }
@@ -356,7 +355,7 @@ function welcome(engine) {
   waiting = [];
   const limit = engine.max_tokens_per_step ? `${engine.max_tokens_per_step} rows a step` : "whole prompts";
   $("about").textContent = [`${engine.model}`, engine.modules && `the modules of ${engine.modules}`, `${engine.num_pages} pages of ${engine.page_size} tokens`, limit, `${engine.max_running_requests} requests at a time`, engine.prefix_cache ? "radix cache" : "no cache", `compute: ${engine.compute}`].filter(Boolean).join(" · ");
-  if (!isWelcomed) runLink();
+  if (!isWelcomed) runLink(wrongAtStart);
   isWelcomed = true;
 }
 
@@ -445,13 +444,15 @@ $("follow").addEventListener("click", follow);
 $("layer").addEventListener("change", lookAgain);
 $("grammar").addEventListener("change", () => { const kind = $("grammar").value; $("grammar-text-label").hidden = !kind; $("grammar-text").value = EXAMPLES[kind] ?? ""; rerun(); });
 $("grammar-text").addEventListener("change", rerun);
-addEventListener("hashchange", runLink);
+addEventListener("hashchange", () => runLink(readLink()));
 $("key").addEventListener("change", () => setKey($("key").value));
 $("menu").addEventListener("mouseenter", () => clearTimeout(closing));
 $("menu").addEventListener("mouseleave", scheduleClose);
 document.addEventListener("pointermove", () => { isQuiet = false; });
 document.addEventListener("pointerdown", (event) => { if (!event.target.closest("#menu, .token")) closeMenu(); });
 addEventListener("scroll", () => $("menu").contains(document.activeElement) || closeMenu(), { passive: true });
+const wrongAtStart = readLink();  // before the engine answers, so that nothing typed meanwhile is lost
+clearTimeout(timer);
 offerTour();
 tick();
 watch();
