@@ -46,6 +46,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "invariant": {"batch_invariant": True},
     "packed+invariant": {"compute": "packed", "batch_invariant": True},
     "compiled": {"compute": "compiled"},
+    "compiled+invariant": {"compute": "compiled", "batch_invariant": True},
     "int8": {"compute": "compiled", "quantize": "int8"},
     "int4": {"compute": "compiled", "quantize": "int4"},
 }
@@ -135,8 +136,7 @@ def time_driver(driver: GreedyDriver, prompt: Sequence[int], new_tokens: int) ->
 
 def time_llama_cpp(server: LlamaCpp, prompt: Sequence[int], new_tokens: int) -> Timing:
     """Time a greedy request to llama.cpp."""
-    began = time.perf_counter()
-    times, token_ids = server.generate(prompt, new_tokens)
+    began, times, token_ids = server.generate(prompt, new_tokens)
     return timing(began, times, prompt, token_ids)
 
 
@@ -185,7 +185,8 @@ def llama_cpp_systems(model: PreTrainedModel, dtype: Dtype, folder: Path, contex
     for form in tqdm(llama_cpp.FORMATS[dtype], desc="files of llama.cpp", unit="file"):
         file = folder / f"{form}.gguf"
         read = llama_cpp.write_gguf(model, file, form)
-        systems[f"{llama_cpp.NAME} {form}"] = System(partial(time_llama_cpp, LlamaCpp(file, context)), read)
+        server = llama_cpp.serve_apart(file, context, torch.get_num_threads())
+        systems[f"{llama_cpp.NAME} {form}"] = System(partial(time_llama_cpp, server), read)
     return systems
 
 

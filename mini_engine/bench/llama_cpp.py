@@ -1,4 +1,4 @@
-"""llama.cpp as a peer of the benchmarks: it serves, in this process, a model of transformers written as a GGUF file.
+"""llama.cpp as a peer of the benchmarks: it serves a model of transformers written as a GGUF file.
 
 The file has the numbers of the model, rounded to one format: every matrix, the table of embeddings too. Norms and
 the routers of experts stay in float32, as llama.cpp has them. The 8 and 4 bits are those of the package ``gguf``.
@@ -7,10 +7,11 @@ the routers of experts stay in float32, as llama.cpp has them. The 8 and 4 bits 
 import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from multiprocessing import get_context
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -101,12 +102,12 @@ def tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 class LlamaCpp:
-    """A model in a GGUF file, served by llama.cpp with as many threads as torch has.
+    """A model in a GGUF file, served by llama.cpp in this process.
 
     The server also listens on a free port of this machine alone, which nothing here uses.
     """
 
-    def __init__(self, file: Path, context: int) -> None:
+    def __init__(self, file: Path, context: int, threads: int) -> None:
         """Load ``file`` for requests of at most ``context`` tokens. Raises ``RuntimeError`` if llama.cpp refuses it."""
         import xllamacpp
 
@@ -114,14 +115,14 @@ class LlamaCpp:
         params.model.path = str(file)
         params.n_ctx = context
         params.n_parallel = 1
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.cache_ram_mib = 0  # prompts would be kept for later requests
         params.fit_params = False  # it would load the file twice to see whether it fits
         params.verbosity = -1
         self.server = xllamacpp.Server(params)
 
-    def generate(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[float], list[int]]:
-        """Generate greedily; return when each token arrived (``time.perf_counter``), and the ids.
+    def generate(self, prompt: Sequence[int], new_tokens: int) -> tuple[float, list[float], list[int]]:
+        """Generate greedily; return when it began, when each token arrived (``time.perf_counter``), and the ids.
 
         Raises ``RuntimeError`` if llama.cpp refuses the request or gives another number of tokens.
         """
@@ -136,6 +137,7 @@ class LlamaCpp:
             "cache_prompt": False,
             "stream": True,
         }
+        began = time.perf_counter()
         self.server.handle_completions(request, lambda chunk: arrived.append((time.perf_counter(), chunk)))
         refusals = [chunk for _, chunk in arrived if "choices" not in chunk]
         if refusals:
@@ -143,4 +145,23 @@ class LlamaCpp:
         tokens = [(moment, text) for moment, chunk in arrived if (text := chunk["choices"][0]["text"])]
         if len(tokens) != new_tokens:
             raise RuntimeError(f"llama.cpp gave {len(tokens)} of {new_tokens} tokens, in pieces of text {tokens[-3:]}")
-        return [moment for moment, _ in tokens], [int(text) for _, text in tokens]
+        return began, [moment for moment, _ in tokens], [int(text) for _, text in tokens]
+
+
+class Apart(BaseManager):
+    """A process of its own for ``LlamaCpp``. In one process OpenMP would count its threads with those of torch.
+
+    There would be more than cores, so that none of them, on either side, would wait awake for its work.
+    """
+
+
+Apart.register("LlamaCpp", LlamaCpp)
+
+
+def serve_apart(file: Path, context: int, threads: int) -> Any:
+    """Return ``LlamaCpp`` in a process of its own, which lives as long as what is returned. Raises as it does."""
+    process = Apart(ctx=get_context("spawn"))
+    process.start()
+    server = process.LlamaCpp(file, context, threads)  # type: ignore[attr-defined]
+    server.process = process
+    return server

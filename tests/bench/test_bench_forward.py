@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,6 +95,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setitem(sys.modules, "xllamacpp", SimpleNamespace(**known))
     monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(**gguf))
     monkeypatch.setattr(llama_cpp, "find_spec", lambda name: name)
+    monkeypatch.setattr(llama_cpp, "serve_apart", llama_cpp.LlamaCpp)  # another process would have the true modules
     return requests
 
 
@@ -136,8 +138,8 @@ def test_every_format_takes_its_turn_and_ours_are_compared_with_their_own(fake: 
 
 def test_a_refused_request_and_a_lost_token_are_errors(fake: list[Any], tmp_path: Path) -> None:
     llama_cpp.write_gguf(one_layer("llama"), tmp_path / "file", "F32")
-    server = llama_cpp.LlamaCpp(tmp_path / "file", 15)
-    assert server.generate([1, 2], 3)[1] == [100, 101, 102]
+    server = llama_cpp.LlamaCpp(tmp_path / "file", 15, torch.get_num_threads())
+    assert server.generate([1, 2], 3)[2] == [100, 101, 102]
     server.server.handle_completions = lambda request, callback: callback({"error": {"message": "too long"}})
     with pytest.raises(RuntimeError, match=r"refused a request of 2 \+ 3 tokens.*too long"):
         server.generate([1, 2], 3)
@@ -203,6 +205,11 @@ def test_llama_cpp_generates_what_transformers_does(family: str, tmp_path: Path)
     llama_cpp.write_gguf(model, tmp_path / "model.gguf", "F32")
     prompt = torch.randint(3, model.config.vocab_size, (1, 20), generator=torch.Generator().manual_seed(0))
     out = model.generate(prompt, do_sample=False, max_new_tokens=12, eos_token_id=None, pad_token_id=0)
-    times, ids = llama_cpp.LlamaCpp(tmp_path / "model.gguf", 40).generate(prompt[0].tolist(), 12)
+    server = llama_cpp.serve_apart(tmp_path / "model.gguf", 40, 2)
+    before = time.perf_counter()
+    began, times, ids = server.generate(prompt[0].tolist(), 12)
     assert ids == out[0, 20:].tolist()
-    assert times == sorted(times)
+    moments = [before, began, *times, time.perf_counter()]  # one clock for both processes
+    assert moments == sorted(moments)
+    with pytest.raises(RuntimeError, match="refused a request of 300"):
+        server.generate([5] * 300, 2)
