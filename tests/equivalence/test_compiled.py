@@ -24,10 +24,9 @@ from mini_engine.bench import forward
 from mini_engine.bench import machine as bench_machine
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.fast.compiled import attention as compiled_attention
-from mini_engine.fast.compiled import loops, product_loops
+from mini_engine.fast.compiled import attention_loops, loops, product_loops
 from mini_engine.fast.compiled import products as compiled_products
 from mini_engine.fast.compiled.attention import CompiledAttention
-from mini_engine.fast.compiled.driver import attend_long
 from mini_engine.fast.compiled.model import CompiledQwen3
 from mini_engine.fast.compiled.products import NO_STEPS, LoopProjections, Packed
 from mini_engine.fast.products import SMALL_WEIGHT, make_projections, pack_weight
@@ -142,7 +141,7 @@ def test_keys_and_values_in_bfloat16_are_rounded_as_torch_rounds_them():
     numbers = np.concatenate([bits, edges]).view(np.float32)[None, None]
     expected = torch.from_numpy(numbers).bfloat16()
     keys, values = np.zeros((2, 1, 1, numbers.size), np.uint16)
-    loops.store(numbers, -numbers, keys, values, np.zeros(1, np.int64))
+    attention_loops.store(numbers, -numbers, keys, values, np.zeros(1, np.int64))
     for got, exact in ((keys, expected), (values, -expected)):
         assert torch.equal(torch.from_numpy(got).view(torch.bfloat16).nan_to_num(7.0), exact.nan_to_num(7.0))
 
@@ -219,7 +218,9 @@ HALVES = numba.types.Array(numba.uint16, 2, "C")
 PAIRS = numba.types.Array(numba.uint16, 3, "C")
 FLOATS = [None, *(numba.types.Array(numba.float32, ndim, "C") for ndim in (1, 2, 3))]  # by number of dimensions
 SLOTS = numba.types.Array(numba.uintp, 1, "C")
+INTS = numba.types.Array(numba.int64, 1, "C")
 HEAD = numba.types.UniTuple(numba.boolean, 32)
+LOOPS = (loops, product_loops, attention_loops)
 ARGUMENTS = {
     "exponential": [numba.float32],
     "inverse_rms": [FLOATS[1], numba.float64],
@@ -228,6 +229,9 @@ ARGUMENTS = {
     "score": [FLOATS[2], HALVES, SLOTS, HEAD, FLOATS[2]],
     "softmax": [FLOATS[1], numba.int64],
     "mix": [FLOATS[2], HALVES, SLOTS, HEAD, FLOATS[2]],
+    "score_block": [FLOATS[2], HALVES, SLOTS, FLOATS[2]],
+    "softmax_block": [FLOATS[2], INTS, FLOATS[1]],
+    "mix_block": [FLOATS[2], HALVES, SLOTS, FLOATS[2]],
     "rounded": [numba.float32],
     "add_up": [FLOATS[1], BYTES, FLOATS[1]],
     "with_two_terms": [numba.float32, FLOATS[1], numba.uint32, numba.int64],
@@ -240,7 +244,8 @@ ARGUMENTS = {
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_no_loop_computes_in_float64(name):
     """A whole number times a float32 is a float64 to the compiler: right, and half as fast."""
-    loop = numba.njit(getattr(loops if hasattr(loops, name) else product_loops, name).py_func)
+    (home,) = (each for each in LOOPS if getattr(getattr(each, name, None), "__module__", "") == each.__name__)
+    loop = numba.njit(getattr(home, name).py_func)
     loop.compile(tuple(ARGUMENTS[name]))
     (compiled,) = loop.overloads.values()
     types = compiled.type_annotation.typemap.items()
@@ -272,7 +277,7 @@ def scattered(lengths_and_queries, page_size, seed=0):
     return chunks, sum(needed) + 3
 
 
-def run_both(lengths_and_queries, page_size, kernel=sdpa_attention, dtype=torch.float32):
+def run_both(lengths_and_queries, page_size, batch_invariant, dtype=torch.float32):
     """Attend with the plain path and with the loops, on equal pools -> both outputs; the pools end equal.
 
     The loops' pool is of ``dtype``, and the plain one holds the same numbers.
@@ -289,7 +294,7 @@ def run_both(lengths_and_queries, page_size, kernel=sdpa_attention, dtype=torch.
     rows = len(batch.input_ids)
     q, k, v = (torch.randn(rows, heads, 16) for heads in (6, 2, 2))
     plain = PagedAttention(first, batch.metadata)(1, q, *(x.to(dtype).float() for x in (k, v)))
-    found = CompiledAttention(second, batch.metadata, 6, kernel)(1, q, k, v)
+    found = CompiledAttention(second, batch.metadata, 6, batch_invariant)(1, q, k, v)
     for a, b in zip(first.keys + first.values, second.keys + second.values, strict=True):
         torch.testing.assert_close(a, b.float(), rtol=0, atol=0, equal_nan=True)
     return plain, found
@@ -302,13 +307,11 @@ def run_both(lengths_and_queries, page_size, kernel=sdpa_attention, dtype=torch.
     st.booleans(),
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(wanted, page_size, all_rows, dtype):
-    """In bfloat16 keys and values are rounded once, when they are kept; torch's kernel rounds queries and results."""
+def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(wanted, page_size, one_by_one, dtype):
+    """In bfloat16 keys and values are rounded once, when they are kept."""
     sequences = [(max(length, queries), queries) for length, queries in wanted]
-    plain, found = run_both(sequences, page_size, None if all_rows else attend_long, dtype)
-    by_loops = all_rows or all(queries == 1 for _, queries in sequences)
-    is_exact = dtype == torch.float32 or by_loops
-    torch.testing.assert_close(found, plain, rtol=1e-5, atol=2e-6 if is_exact else 5e-2)
+    plain, found = run_both(sequences, page_size, one_by_one, dtype)
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(("size", "relative"), [(3, 2e-6), (300, 1e-3)])  # scores of hundreds are rounded by 1e-5
@@ -317,24 +320,29 @@ def test_attention_against_float64(dim, size, relative):
     rng = np.random.default_rng(3)
     keys, values = (rng.standard_normal((2, 400, dim)).astype(np.float32) for _ in range(2))
     q = draw(1, 8, dim, seed=4) * np.float32(size)
-    out = np.full((1, 8, dim), np.nan, np.float32)
     for length in (1, 2, 3, 4, 5, 127, 400):
         pages = np.arange(400, dtype=np.int32)[None]
         zero = np.zeros(1, np.int64)
-        slots = loops.find_slots(pages, 1, np.array([length]))
-        loops.attend(q, keys, values, zero, zero, np.array([length]), *slots, (False,) * dim, out)
+        own = np.array([length])
+        slots = attention_loops.find_slots(pages, 1, own)
+        alone, block = np.full((2, 1, 8, dim), np.nan, np.float32)
+        attention_loops.attend(q, keys, values, zero, zero, own, *slots, (False,) * dim, alone)
+        attention_loops.attend_blocks(q, keys, values, zero, np.array([0, 1]), own, *slots, block, 1, 0)
         for head in range(8):
             own_keys, own_values = (pool[head // 4, :length].astype(np.float64) for pool in (keys, values))
             scores = own_keys @ q[0, head] / np.sqrt(dim)
             weights = np.exp(scores - scores.max())
-            near(out[0, head], weights / weights.sum() @ own_values, relative)
+            for out in (alone, block):
+                near(out[0, head], weights / weights.sum() @ own_values, relative)
 
 
-def test_work_that_is_shared_among_threads_has_the_same_bits(monkeypatch):
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_work_that_is_shared_among_threads_has_the_same_bits(one_by_one, monkeypatch):
     sequences = [(50, 1), (80, 30), (3, 1), (9, 9)]
     before = torch.get_num_threads()
     torch.manual_seed(1)
-    alone = run_both(sequences, 4, None)[1]
+    torch.set_num_threads(1)
+    alone = run_both(sequences, 4, one_by_one)[1]
     used = []
     monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 0)
     pool = ThreadPoolExecutor()
@@ -343,7 +351,7 @@ def test_work_that_is_shared_among_threads_has_the_same_bits(monkeypatch):
     try:
         torch.set_num_threads(3)
         torch.manual_seed(1)
-        assert torch.equal(run_both(sequences, 4, None)[1], alone)
+        assert torch.equal(run_both(sequences, 4, one_by_one)[1], alone)
     finally:
         torch.set_num_threads(before)
     assert len(used) == 2
@@ -353,7 +361,7 @@ def test_what_a_thread_raises_is_raised(monkeypatch):
     monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     chunks, num_pages = scattered([(50, 1), (8, 1)], 4)
-    attention = CompiledAttention(make_pool(num_pages, 4), pack_batch(chunks, 4).metadata, 6, None)
+    attention = CompiledAttention(make_pool(num_pages, 4), pack_batch(chunks, 4).metadata, 6, True)
     attention.shares[1] = attention.shares[1][:2]
     with pytest.raises(TypeError):
         attention(0, *(torch.randn(2, heads, 16) for heads in (6, 2, 2)))
@@ -400,9 +408,9 @@ def test_the_compiled_model_in_bfloat16(options):
 @pytest.mark.slow
 def test_no_request_waits_for_the_compiler(monkeypatch):
     """What is compiled when the model is built serves chunks, decoding rows, one row and shared work."""
-    found = {name: (home, own) for home in (loops, product_loops) for name, own in vars(home).items()}
+    found = {name: (home, own) for home in LOOPS for name, own in vars(home).items()}
     names = {name: home for name, (home, own) in found.items() if hasattr(own, "signatures")}
-    assert {"attend", "rms_norm", "exponential", "multiply", "unpack_shared"} <= set(names)
+    assert {"attend", "attend_blocks_shared", "rms_norm", "exponential", "multiply", "unpack_shared"} <= set(names)
     for name, home in names.items():  # other tests may have called them with other types
         options = {"parallel": name.endswith("_shared")}
         monkeypatch.setattr(home, name, numba.njit(**options)(getattr(home, name).py_func))
@@ -482,4 +490,4 @@ def test_benchmarks_run_without_numba_and_say_what_they_leave_out(monkeypatch, c
     monkeypatch.setattr(bench_machine, "find_spec", lambda name: None)
     without = ["off", "packed", "fast", "invariant", "packed+invariant"]
     assert bench_machine.names_in("float32", forward.SYSTEMS) == without
-    assert capsys.readouterr().out == "left out, as Numba is not installed: compiled\n"
+    assert capsys.readouterr().out == "left out, as Numba is not installed: compiled, compiled+invariant\n"

@@ -1,21 +1,21 @@
-"""The attention seam with a loop over rows that each follow their sequence's pages.
+"""The attention seam with loops that follow each sequence's pages.
 
-The loop does not care where pages lie, and a row's bits depend on its own sequence alone. So it serves all rows under
-``batch_invariant``. Without, rows of sequences with several queries go to torch's kernel, which multiplies matrices.
+The loops do not care where pages lie, and a row's bits depend on its own sequence alone. One loop takes rows one by
+one. It serves all rows under ``batch_invariant``. Without, rows of sequences with several queries are taken in blocks.
 """
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mini_engine.attention.dense import AttentionKernel
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
-from mini_engine.fast.attention.ragged import StepCache, attend_alone
-from mini_engine.fast.compiled import loops
+from mini_engine.fast.compiled import attention_loops as loops
 from mini_engine.fast.compiled.loops import Halves, Ints
+from mini_engine.fast.compiled.products import in_shares, most_threads
 
 FEW_PRODUCTS = 1 << 22  # multiplications that one thread does before another would have begun
 
@@ -24,24 +24,22 @@ class CompiledAttention:
     """``PagedAttention`` by compiled loops: same signature, same values to rounding."""
 
     def __init__(
-        self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int, kernel: AttentionKernel | None
+        self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int, batch_invariant: bool
     ) -> None:
-        """Find the rows for the loop; ``kernel`` is for sequences with several queries, ``None``: they have none."""
+        """Find the rows for either loop."""
         self.pool = pool
         self.written = metadata.slot_mapping.numpy()
-        self.kernel = kernel
-        most = 1 if kernel else int(metadata.cu_seqlens_q[-1])
-        lengths = metadata.seq_lens_kv.numpy()
-        self.slots = loops.find_slots(metadata.block_table.numpy(), pool.page_size, lengths)
-        found = loops.rows_of_short(metadata.cu_seqlens_q.numpy(), lengths, most)
+        self.bounds, self.lengths = metadata.cu_seqlens_q.numpy(), metadata.seq_lens_kv.numpy()
+        most = int(self.bounds[-1]) if batch_invariant else 1
+        self.slots = loops.find_slots(metadata.block_table.numpy(), pool.page_size, self.lengths)
+        found = loops.rows_of_short(self.bounds, self.lengths, most)
         dim = pool.keys[0].shape[-1]
         self.head = (False,) * dim
         products = int(found[-1].sum()) * num_attention_heads * dim
         threads = torch.get_num_threads() if products > FEW_PRODUCTS else 1
         # In turn, as later rows see more keys.
         self.shares = [tuple(column[n::threads].copy() for column in found) for n in range(threads)]
-        self.long = [n for n, (start, end) in enumerate(metadata.query_ranges) if end - start > most]
-        self.cache = StepCache(pool, metadata) if self.long else None
+        self.long = np.flatnonzero(np.diff(self.bounds) > most)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
@@ -57,8 +55,10 @@ class CompiledAttention:
         attend(self.shares[0])
         for other in others:
             other.result()
-        if self.cache is not None and self.kernel is not None:
-            attend_alone(layer, q, out, self.cache, self.long, self.kernel)
+        if len(self.long):
+            layout = self.long, self.bounds, self.lengths, *self.slots
+            ways = loops.attend_blocks, loops.attend_blocks_shared
+            in_shares(*ways, most_threads(), queries, keys, values, *layout, found)
         return out
 
 

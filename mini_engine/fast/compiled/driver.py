@@ -3,9 +3,7 @@
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from mini_engine.attention.dense import sdpa_attention
 from mini_engine.attention.metadata import SequenceChunk, pack_batch
 from mini_engine.attention.pool import KVPool
 from mini_engine.config import EngineConfig, ModelConfig
@@ -19,15 +17,9 @@ from mini_engine.weights import Weights
 
 
 def choose_attention(engine: EngineConfig, model: CompiledQwen3) -> AttentionFactory:
-    """Return what makes the loops' attention; with ``batch_invariant`` it is all theirs."""
+    """Return what makes the loops' attention."""
     heads = model.config.num_attention_heads
-    kernel = None if engine.batch_invariant else attend_long
-    return partial(CompiledAttention, num_attention_heads=heads, kernel=kernel)
-
-
-def attend_long(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute ``dense.sdpa_attention`` in the dtype of ``k`` and ``v``, for ``q`` in float32. Shapes as there."""
-    return sdpa_attention(q.to(k.dtype), k, v)
+    return partial(CompiledAttention, num_attention_heads=heads, batch_invariant=engine.batch_invariant)
 
 
 def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> CompiledQwen3:
@@ -42,13 +34,13 @@ def build_model(config: ModelConfig, weights: Weights, engine: EngineConfig) -> 
 
 @torch.inference_mode()
 def compile_loops(model: CompiledQwen3) -> None:
-    """Run two small steps, so that no request waits until the loops are compiled or read from where they are kept.
+    """Run small steps, so that no request waits until the loops are compiled or read from where they are kept.
 
-    Two, because arrays of a single row are another type to the compiler than those of several.
+    Arrays of a single row are another type to the compiler than those of several, and both loops of attention are met.
     """
     page_size = 2
     pool = KVPool(model.config, 2, page_size, model.embedding.dtype)
-    for lengths in ([1], [1, 2]):
+    for lengths, batch_invariant in (([1], False), ([1, 2], False), ([1, 2], True)):
         batch = pack_batch([SequenceChunk([0] * count, 0, [page]) for page, count in enumerate(lengths)], page_size)
-        attention = CompiledAttention(pool, batch.metadata, model.config.num_attention_heads, None)
+        attention = CompiledAttention(pool, batch.metadata, model.config.num_attention_heads, batch_invariant)
         model(batch.input_ids, batch.positions, attention, batch.logit_rows)
