@@ -181,7 +181,7 @@ def test_the_product_of_a_row_is_as_near_to_float64_as_its_roundings_allow(featu
     assert got.shape == (1, features)
     assert ((got[0].double() - exact).abs() <= bound).all()
     rows = torch.cat((row, row))
-    near(product(rows)[1].numpy(), exact.numpy(), 1e-5 if dtype == torch.float32 else 2e-2)
+    near(product(rows)[1].float().numpy(), exact.numpy(), 1e-5 if dtype == torch.float32 else 2e-2)
     assert len(calls) == 1, "several rows are multiplied by oneDNN"
 
 
@@ -314,7 +314,7 @@ def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(want
     torch.testing.assert_close(found, plain, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(("size", "relative"), [(3, 2e-6), (300, 1e-3)])  # scores of hundreds are rounded by 1e-5
+@pytest.mark.parametrize(("size", "relative"), [(3, 4e-6), (300, 1e-3)])  # scores of hundreds are rounded by 1e-5
 @pytest.mark.parametrize("dim", [20, pytest.param(128, marks=pytest.mark.slow)])
 def test_attention_against_float64(dim, size, relative):
     rng = np.random.default_rng(3)
@@ -394,13 +394,13 @@ def test_the_compiled_model_in_bfloat16(options):
     """Against the same weights in float32. One row is not rounded between products where the loop multiplies it."""
     config, weights = weights_of(SHAPES[0], "bfloat16")
     plain = Qwen3(config, {name: weight.float() for name, weight in weights.items()})
+    dense = DenseAttention(sdpa_attention)
+    in_float32 = lambda layer, q, k, v: dense(layer, q, k, v.float())  # noqa: E731
     compiled = startup.build_model(config, weights, EngineConfig(dtype="bfloat16", compute="compiled", **options))
     for tokens in (1, 2, 7, 130):
         ids = torch.randint(0, SHAPES[0][-1], (tokens,), generator=torch.Generator().manual_seed(1))
         with torch.inference_mode():
-            expected, got = (
-                m(ids, torch.arange(tokens) + 5, DenseAttention(sdpa_attention)) for m in (plain, compiled)
-            )
+            expected, got = (m(ids, torch.arange(tokens) + 5, in_float32) for m in (plain, compiled))
         bound = 2e-5 if tokens == 1 and not options else 3e-2
         torch.testing.assert_close(got, expected, rtol=0, atol=bound * float(expected.abs().max()))
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.fast.compiled import attention_loops as loops
-from mini_engine.fast.compiled.loops import Halves, Ints
-from mini_engine.fast.compiled.products import in_shares, most_threads
+from mini_engine.fast.compiled.loops import Ints
+from mini_engine.fast.compiled.products import halves, in_shares, most_threads
 
 FEW_PRODUCTS = 1 << 22  # multiplications that one thread does before another would have begun
 
@@ -42,9 +42,12 @@ class CompiledAttention:
         self.long = np.flatnonzero(np.diff(self.bounds) > most)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool."""
+        """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool.
+
+        ``v`` is float32 or bfloat16, the others are float32.
+        """
         keys, values = halves(self.pool.keys[layer]), halves(self.pool.values[layer])
-        loops.store(k.numpy(), v.numpy(), keys, values, self.written)
+        loops.store(k.numpy(), halves(v), keys, values, self.written)
         out = torch.empty_like(q)
         queries, found = q.numpy(), out.numpy()
 
@@ -60,11 +63,6 @@ class CompiledAttention:
             ways = loops.attend_blocks, loops.attend_blocks_shared
             in_shares(*ways, most_threads(), queries, keys, values, *layout, found)
         return out
-
-
-def halves(tensor: Tensor) -> Halves:
-    """Return the memory of ``tensor``, float32 or bfloat16, as the loops read it."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 @cache

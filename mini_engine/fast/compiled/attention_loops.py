@@ -18,14 +18,14 @@ LEAST = np.float32(-np.inf)
 
 
 @as_written
-def store(k: Floats, v: Floats, keys: Halves, values: Halves, slots: Ints) -> None:
+def store(k: Floats, v: Halves, keys: Halves, values: Halves, slots: Ints) -> None:
     """Copy ``k`` and ``v`` [T, Hkv, D] into the ``slots`` [T] of ``keys`` and ``values`` [Hkv, all slots, D]."""
     for head in range(k.shape[1]):
         for t in range(k.shape[0]):
             own_key, own_value, key, value = k[t, head], v[t, head], keys[head, slots[t]], values[head, slots[t]]
             for i in range(k.shape[2]):
                 key[i] = narrow(own_key[i], keys)
-                value[i] = narrow(own_value[i], values)
+                value[i] = narrow(wide(own_value[i]), values)
 
 
 @as_written

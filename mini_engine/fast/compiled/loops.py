@@ -98,11 +98,11 @@ def exponential(x: Float) -> Float:
 
 
 @in_lanes
-def inverse_rms(x: Floats, eps: float) -> Float:
+def inverse_rms(x: Halves, eps: float) -> Float:
     """Return 1 / sqrt(mean(x**2) + eps) of one row ``x`` [H]."""
     total = np.float32(0)
     for i in range(x.shape[0]):
-        total += x[i] * x[i]
+        total += wide(x[i]) * wide(x[i])
     return ONE / np.sqrt(total / np.float32(x.shape[0]) + np.float32(eps))
 
 
@@ -116,22 +116,23 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 
 
 @as_written
-def add_rms_norm(x: Floats, residual: Floats, weight: Floats, eps: float, out: Floats) -> None:
+def add_rms_norm(x: Halves, residual: Floats, weight: Floats, eps: float, out: Floats) -> None:
     """Add ``x`` [T, H] to ``residual`` [T, H] and write the norm of the sum into ``out`` [T, H]. Mutates both."""
     for t in range(x.shape[0]):
         for i in range(x.shape[1]):
-            residual[t, i] += x[t, i]
+            residual[t, i] += wide(x[t, i])
     rms_norm(residual, weight, eps, out)
 
 
 @as_written
-def silu_and_mul(gate_up: Floats, out: Floats) -> None:
+def silu_and_mul(gate_up: Halves, out: Floats) -> None:
     """Write silu(gate) * up into ``out`` [T, F]; ``gate_up`` [T, 2 F] holds the gates, then the ups."""
     width = out.shape[1]
     for t in range(out.shape[0]):
         gate, up = gate_up[t, :width], gate_up[t, width:]
         for i in range(width):
-            out[t, i] = gate[i] / (ONE + exponential(-gate[i])) * up[i]
+            x = wide(gate[i])
+            out[t, i] = x / (ONE + exponential(-x)) * wide(up[i])
 
 
 @as_written
@@ -145,7 +146,7 @@ def rotary_table(positions: Ints, frequencies: Floats, cos: Floats, sin: Floats)
 
 
 @as_written
-def norm_and_rotate(heads: Floats, weights: Floats, cos: Floats, sin: Floats, eps: float, q: Floats, k: Floats) -> None:
+def norm_and_rotate(heads: Halves, weights: Floats, cos: Floats, sin: Floats, eps: float, q: Floats, k: Floats) -> None:
     """Norm and turn the query and key heads of every row into ``q`` [T, Hq, D] and ``k`` [T, Hkv, D].
 
     ``heads`` [T, Hq + 2 Hkv, D]; ``weights`` [Hq + Hkv, D], one for each of these heads, or [Hq + Hkv, 0]: then they
@@ -161,7 +162,7 @@ def norm_and_rotate(heads: Floats, weights: Floats, cos: Floats, sin: Floats, ep
             scale = inverse_rms(x, eps) if norms else np.float32(1.0)
             turned = q[t, head] if head < num_heads else k[t, head - num_heads]
             for i in range(half):
-                a = x[i] * scale * weight[i] if norms else x[i]
-                b = x[half + i] * scale * weight[half + i] if norms else x[half + i]
+                a = wide(x[i]) * scale * weight[i] if norms else wide(x[i])
+                b = wide(x[half + i]) * scale * weight[half + i] if norms else wide(x[half + i])
                 turned[i] = a * cos[t, i] - b * sin[t, i]
                 turned[half + i] = b * cos[t, i] + a * sin[t, i]

@@ -7,6 +7,7 @@ norms the sum for the next block.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from mini_engine.config import ModelConfig
 from mini_engine.fast.compiled import loops
 from mini_engine.fast.compiled.loops import Floats
+from mini_engine.fast.compiled.products import halves
 from mini_engine.fast.fused import FusedLayer, FusedQwen3
 from mini_engine.linear import Projections
 from mini_engine.model import Attention
@@ -61,7 +63,7 @@ class Room:
 class CompiledQwen3(FusedQwen3):
     """``FusedQwen3`` on the CPU, its small operations compiled: same call, same values to rounding.
 
-    All that lies between two products is float32, and so are the logits, whatever the dtype of the weights.
+    All that lies between two products is computed in float32, and so are the logits, whatever the dtype of the weights.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, projections: Projections) -> None:
@@ -73,6 +75,10 @@ class CompiledQwen3(FusedQwen3):
             Norms(array(own.qk_norm), array(own.post_attention_norm), array(after))
             for own, after in zip(self.fused, following, strict=True)
         ]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the step as ``Qwen3`` does; the logits are float32."""
+        return super().__call__(*args, **kwargs).float()
 
     def hidden_states(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers and the final norm. ``input_ids`` and ``positions`` [T] -> [T, H]."""
@@ -86,10 +92,10 @@ class CompiledQwen3(FusedQwen3):
         loops.rms_norm(residual, self.first_norm, eps, room.x.array)
         for index, (layer, norms) in enumerate(zip(self.fused, self.norms, strict=True)):
             out = self.attend(index, layer, norms, room, attention)
-            loops.add_rms_norm(out.numpy(), residual, norms.post_attention, eps, room.x.array)
-            loops.silu_and_mul(layer.gate_up_proj(room.x.tensor).numpy(), room.product.array)
+            loops.add_rms_norm(halves(out), residual, norms.post_attention, eps, room.x.array)
+            loops.silu_and_mul(halves(layer.gate_up_proj(room.x.tensor)), room.product.array)
             out = layer.down_proj(room.product.tensor)
-            loops.add_rms_norm(out.numpy(), residual, norms.next, eps, room.x.array)
+            loops.add_rms_norm(halves(out), residual, norms.next, eps, room.x.array)
         return room.x.tensor
 
     def attend(self, index: int, layer: FusedLayer, norms: Norms, room: Room, attention: Attention) -> Tensor:
@@ -98,7 +104,7 @@ class CompiledQwen3(FusedQwen3):
         num_heads, num_kv_heads = cfg.num_attention_heads, cfg.num_key_value_heads
         heads = layer.qkv_proj(room.x.tensor).view(-1, num_heads + 2 * num_kv_heads, cfg.head_dim)
         loops.norm_and_rotate(
-            heads.numpy(), norms.heads, room.cos, room.sin, cfg.rms_norm_eps, room.q.array, room.k.array
+            halves(heads), norms.heads, room.cos, room.sin, cfg.rms_norm_eps, room.q.array, room.k.array
         )
         v = heads.narrow(1, num_heads + num_kv_heads, num_kv_heads)  # [T, Hkv, D], a view
         return layer.o_proj(attention(index, room.q.tensor, room.k.tensor, v).view(-1, num_heads * cfg.head_dim))

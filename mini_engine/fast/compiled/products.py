@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.fast.compiled import product_loops as loops
+from mini_engine.fast.compiled.loops import Halves
 from mini_engine.fast.compiled.product_loops import TILE, Steps, Tiles, Words
 from mini_engine.fast.products import SMALL_WEIGHT, FastProjections, describe, padded
 from mini_engine.linear import Linear, Projections, with_bias
@@ -79,11 +80,14 @@ class LoopProjections:
         self.choices: dict[str, str] = getattr(others, "choices", {})
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Return the product of float32 rows with ``weight`` [out, in], plus ``bias`` [out], in float32."""
+        """Return the product of float32 rows with ``weight`` [out, in], plus ``bias`` [out].
+
+        It is float32 or, of several rows, of the dtype of ``weight``.
+        """
         if not isinstance(self.others, FastProjections):
-            return in_float32(self.others.linear(weight, bias), weight.dtype)
+            return over_float32(self.others.linear(weight, bias), weight.dtype)
         way, stored = self.others.store(weight)
-        many = in_float32(padded(way, stored, bias), weight.dtype)
+        many = over_float32(padded(way, stored, bias), weight.dtype)
         tiles = find_tiles(stored, weight)
         if tiles is None:
             return many
@@ -93,9 +97,14 @@ class LoopProjections:
         return lambda x: one(x) if len(x) == 1 else many(x)
 
 
-def in_float32(product: Linear, dtype: torch.dtype) -> Linear:
-    """Return ``product``, which takes and returns rows of ``dtype``, over rows in float32."""
-    return product if dtype == torch.float32 else lambda x: product(x.to(dtype)).float()
+def over_float32(product: Linear, dtype: torch.dtype) -> Linear:
+    """Return ``product``, which takes rows of ``dtype``, over rows in float32."""
+    return product if dtype == torch.float32 else lambda x: product(x.to(dtype))
+
+
+def halves(tensor: Tensor) -> Halves:
+    """Return the memory of ``tensor``, float32 or bfloat16, as the loops read it."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def find_tiles(stored: Tensor, weight: Tensor) -> Words | None:

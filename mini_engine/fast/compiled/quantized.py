@@ -19,9 +19,8 @@ from torch import Tensor
 from mini_engine.config import EngineConfig
 from mini_engine.families import EMBEDDING
 from mini_engine.fast.compiled import product_loops as loops
-from mini_engine.fast.compiled.attention import halves
 from mini_engine.fast.compiled.product_loops import TILE, Steps, Tiles, Words
-from mini_engine.fast.compiled.products import Packed, find_tiles, in_shares, make_tiles, most_threads
+from mini_engine.fast.compiled.products import Packed, find_tiles, halves, in_shares, make_tiles, most_threads
 from mini_engine.fast.products import WAYS, describe, onednn_fault, padded
 from mini_engine.fast.quantized import GROUP, dequantize_int8
 from mini_engine.fast.quantized_products import Int8, Nibbles, QuantizedWeights, in_multiples, rows_of_piece
@@ -112,7 +111,7 @@ def copied_product(tiles: Tensor, x: Tensor) -> Tensor:
 
 
 class QuantizedLoops(TorchProjections):
-    """Quantizes each weight that it is given. Rows are float32 before and after a product.
+    """Quantizes each weight that it is given. Rows are float32 before a product.
 
     ``quantize`` and ``choices``: see ``QuantizedProjections``.
     """
@@ -129,6 +128,7 @@ class QuantizedLoops(TorchProjections):
 
         Raises ``ValueError`` for a weight that is not finite.
         """
+        bias = None if bias is None else bias.float()
         matrix = weight if isinstance(weight, Quantized) else Quantized.of(weight, self.quantize)
         name = f"{matrix.kind} {describe(matrix.features, matrix.in_features, matrix.dtype)}"
         self.choices[name] = "a loop" if self.batch_invariant else f"a loop up to {MOST_ROWS} rows, unpacked for more"
@@ -147,10 +147,14 @@ def unpack(tiles: Tiles, steps: Steps, room: Room) -> None:
 
 
 def unpacked(x: Tensor, matrix: Quantized, room: Room) -> Tensor:
-    """Multiply ``x`` [M, K] by ``matrix``, unpacked piece by piece into ``room`` -> [M, N] float32."""
+    """Multiply ``x`` [M, K] by ``matrix``, unpacked piece by piece into ``room`` -> [M, N].
+
+    It is float32 with 8 bits, and of the matrix's dtype with 4.
+    """
     rows = F.pad(x, (0, matrix.width - x.shape[1])).to(matrix.dtype)
-    out = torch.empty(len(x), len(matrix.tiles) * TILE)
     scales = torch.from_numpy(matrix.steps) if matrix.kind == "int8" else None
+    dtype = matrix.dtype if scales is None else torch.float32
+    out = torch.empty(len(x), len(matrix.tiles) * TILE, dtype=dtype)
     for first in range(0, len(matrix.tiles), len(room.words)):
         part = slice(first, first + len(room.words))
         tiles, own = matrix.tiles[part], slice(first * TILE, part.stop * TILE)
