@@ -4,8 +4,6 @@ over them against the engine without."""
 import random
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -219,16 +217,15 @@ PAIRS = numba.types.Array(numba.uint16, 3, "C")
 FLOATS = [None, *(numba.types.Array(numba.float32, ndim, "C") for ndim in (1, 2, 3))]  # by number of dimensions
 SLOTS = numba.types.Array(numba.uintp, 1, "C")
 INTS = numba.types.Array(numba.int64, 1, "C")
-HEAD = numba.types.UniTuple(numba.boolean, 32)
 LOOPS = (loops, product_loops, attention_loops)
 ARGUMENTS = {
     "exponential": [numba.float32],
     "inverse_rms": [FLOATS[1], numba.float64],
     "silu_and_mul": [FLOATS[2], FLOATS[2]],
     "norm_and_rotate": [FLOATS[3], *[FLOATS[2]] * 3, numba.float64, FLOATS[3], FLOATS[3]],
-    "score": [FLOATS[2], HALVES, SLOTS, HEAD, FLOATS[2]],
+    "score": [FLOATS[2], HALVES, SLOTS, FLOATS[2]],
     "softmax": [FLOATS[1], numba.int64],
-    "mix": [FLOATS[2], HALVES, SLOTS, HEAD, FLOATS[2]],
+    "mix": [FLOATS[2], HALVES, SLOTS, FLOATS[2]],
     "score_block": [FLOATS[2], HALVES, SLOTS, FLOATS[2]],
     "softmax_block": [FLOATS[2], INTS, FLOATS[1]],
     "mix_block": [FLOATS[2], HALVES, SLOTS, FLOATS[2]],
@@ -326,7 +323,7 @@ def test_attention_against_float64(dim, size, relative):
         own = np.array([length])
         slots = attention_loops.find_slots(pages, 1, own)
         alone, block = np.full((2, 1, 8, dim), np.nan, np.float32)
-        attention_loops.attend(q, keys, values, zero, zero, own, *slots, (False,) * dim, alone)
+        attention_loops.attend(q, keys, values, zero, zero, own, *slots, alone, 1, 0)
         attention_loops.attend_blocks(q, keys, values, zero, np.array([0, 1]), own, *slots, block, 1, 0)
         for head in range(8):
             own_keys, own_values = (pool[head // 4, :length].astype(np.float64) for pool in (keys, values))
@@ -339,32 +336,19 @@ def test_attention_against_float64(dim, size, relative):
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_work_that_is_shared_among_threads_has_the_same_bits(one_by_one, monkeypatch):
     sequences = [(50, 1), (80, 30), (3, 1), (9, 9)]
-    before = torch.get_num_threads()
-    torch.manual_seed(1)
-    torch.set_num_threads(1)
-    alone = run_both(sequences, 4, one_by_one)[1]
-    used = []
     monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 0)
-    pool = ThreadPoolExecutor()
-    spied = SimpleNamespace(submit=lambda *args: used.append(args) or pool.submit(*args))
-    monkeypatch.setattr(compiled_attention, "workers", lambda: spied)
-    try:
-        torch.set_num_threads(3)
+    used, found = [], []
+    for name in ("attend_shared", "attend_blocks_shared"):
+        loop = getattr(attention_loops, name)
+        spy = lambda *args, loop=loop: used.append(args[-1]) or loop(*args)  # noqa: E731
+        monkeypatch.setattr(attention_loops, name, spy)
+    for threads in (1, 2, 3):  # of two key-value heads
+        monkeypatch.setattr(compiled_attention, "most_threads", lambda threads=threads: threads)
         torch.manual_seed(1)
-        assert torch.equal(run_both(sequences, 4, one_by_one)[1], alone)
-    finally:
-        torch.set_num_threads(before)
-    assert len(used) == 2
-
-
-def test_what_a_thread_raises_is_raised(monkeypatch):
-    monkeypatch.setattr(compiled_attention, "FEW_PRODUCTS", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    chunks, num_pages = scattered([(50, 1), (8, 1)], 4)
-    attention = CompiledAttention(make_pool(num_pages, 4), pack_batch(chunks, 4).metadata, 6, True)
-    attention.shares[1] = attention.shares[1][:2]
-    with pytest.raises(TypeError):
-        attention(0, *(torch.randn(2, heads, 16) for heads in (6, 2, 2)))
+        found.append(run_both(sequences, 4, one_by_one)[1])
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], found[0])
+    assert used == ([2, 3] if one_by_one else [2, 2, 3, 3])
 
 
 # Model and engine
@@ -410,7 +394,9 @@ def test_no_request_waits_for_the_compiler(monkeypatch):
     """What is compiled when the model is built serves chunks, decoding rows, one row and shared work."""
     found = {name: (home, own) for home in LOOPS for name, own in vars(home).items()}
     names = {name: home for name, (home, own) in found.items() if hasattr(own, "signatures")}
-    assert {"attend", "attend_blocks_shared", "rms_norm", "exponential", "multiply", "unpack_shared"} <= set(names)
+    assert {"attend_shared", "attend_blocks_shared", "rms_norm", "exponential", "multiply", "unpack_shared"} <= set(
+        names
+    )
     for name, home in names.items():  # other tests may have called them with other types
         options = {"parallel": name.endswith("_shared")}
         monkeypatch.setattr(home, name, numba.njit(**options)(getattr(home, name).py_func))
@@ -426,7 +412,7 @@ def test_no_request_waits_for_the_compiler(monkeypatch):
         )
         driver = load_driver(engine=config)
         before = {name: len(getattr(home, name).signatures) for name, home in names.items()}
-        assert before["attend"] == (2 if dtype == "bfloat16" else 1)
+        assert before["attend_shared"] == (2 if dtype == "bfloat16" else 1)
         for prompts in ([[1, 2, 3] * 30, [4], [5, 6]], [[7]]):
             make_engine(driver).generate(prompts, SamplingParams(max_new_tokens=4, prompt_logprobs=0))
         assert {name: len(getattr(home, name).signatures) for name, home in names.items()} == before

@@ -11,8 +11,6 @@ from numba import prange
 from mini_engine.fast.compiled.loops import ONE, Floats, Halves, Ints, as_written, exponential, in_lanes, narrow, wide
 from mini_engine.fast.compiled.product_loops import TILE, add_up_four, by_threads
 
-Head = tuple[bool, ...]  # of the length of a head: a tuple's length is known to the compiler, an array's is not
-
 AT_ONCE = 4  # keys that are taken together: their sums do not wait for one another
 LEAST = np.float32(-np.inf)
 
@@ -75,25 +73,45 @@ def attend(
     lengths: Ints,
     slots: Ints,
     starts: Ints,
-    head: Head,
     out: Floats,
+    threads: int,
+    share: int,
 ) -> None:
-    """Attend for some rows of a step, reading keys and values where they lie.
+    """Attend for some rows of a step and one share of the heads, reading keys and values where they lie.
 
     ``q`` and ``out`` [T, Hq, D]; ``keys`` and ``values`` [Hkv, slots, D]; ``rows`` [R] are the packed rows to compute,
     ``owners`` [R] their sequences, ``lengths`` [R] the keys that they see; ``slots`` and ``starts`` as ``find_slots``
-    returns them; ``head`` of length D. Mutates the rows ``rows`` of ``out``.
+    returns them. Mutates the rows ``rows`` of ``out``.
     """
     group = q.shape[1] // keys.shape[0]  # query heads that share a key-value head
     weights = np.empty((group, lengths.max() + AT_ONCE if len(lengths) else 0), np.float32)
-    for kv_head in range(keys.shape[0]):  # outside, so that the rows of one sequence find its keys in the CPU's cache
+    # Heads are outside, so that the rows of one sequence find its keys in the CPU's cache.
+    for kv_head in range(keys.shape[0] * share // threads, keys.shape[0] * (share + 1) // threads):
         mine = slice(kv_head * group, (kv_head + 1) * group)
         for r in range(rows.shape[0]):
             seen = slots[starts[owners[r]] : starts[owners[r]] + lengths[r]]
-            score(q[rows[r], mine], keys[kv_head], seen, head, weights)
+            score(q[rows[r], mine], keys[kv_head], seen, weights)
             for g in range(group):
                 softmax(weights[g], lengths[r])
-            mix(weights, values[kv_head], seen, head, out[rows[r], mine])
+            mix(weights, values[kv_head], seen, out[rows[r], mine])
+
+
+@by_threads
+def attend_shared(
+    q: Floats,
+    keys: Halves,
+    values: Halves,
+    rows: Ints,
+    owners: Ints,
+    lengths: Ints,
+    slots: Ints,
+    starts: Ints,
+    out: Floats,
+    threads: int,
+) -> None:
+    """Compute ``attend`` on several threads."""
+    for share in prange(threads):
+        attend(q, keys, values, rows, owners, lengths, slots, starts, out, threads, share)
 
 
 @as_written
@@ -104,15 +122,15 @@ def at_once(slots: Ints, i: int) -> tuple[int, int, int, int]:
 
 
 @in_lanes
-def score(q: Floats, keys: Halves, slots: Ints, head: Head, scores: Floats) -> None:
+def score(q: Floats, keys: Halves, slots: Ints, scores: Floats) -> None:
     """Write the scaled products of ``q`` [group, D] with the keys of ``slots`` [n] into ``scores`` [group, n, …]."""
-    scale = ONE / np.sqrt(np.float32(len(head)))
+    scale = ONE / np.sqrt(np.float32(q.shape[1]))
     for i in range(0, slots.shape[0], AT_ONCE):
         n0, n1, n2, n3 = at_once(slots, i)
         k0, k1, k2, k3 = keys[n0], keys[n1], keys[n2], keys[n3]
         for g in range(q.shape[0]):
             s0 = s1 = s2 = s3 = np.float32(0)
-            for d in range(len(head)):
+            for d in range(q.shape[1]):
                 s0 += q[g, d] * wide(k0[d])
                 s1 += q[g, d] * wide(k1[d])
                 s2 += q[g, d] * wide(k2[d])
@@ -138,7 +156,7 @@ def softmax(scores: Floats, length: int) -> None:
 
 
 @in_lanes
-def mix(weights: Floats, values: Halves, slots: Ints, head: Head, out: Floats) -> None:
+def mix(weights: Floats, values: Halves, slots: Ints, out: Floats) -> None:
     """Write the sums of ``weights`` [group, n, …] times the values of ``slots`` [n] into ``out`` [group, D]."""
     out[:] = 0
     for i in range(0, slots.shape[0], AT_ONCE):
@@ -149,7 +167,7 @@ def mix(weights: Floats, values: Halves, slots: Ints, head: Head, out: Floats) -
             w1 = weights[g, i + 1]
             w2 = weights[g, i + 2]
             w3 = weights[g, i + 3]
-            for d in range(len(head)):
+            for d in range(out.shape[1]):
                 out[g, d] += w0 * wide(v0[d]) + w1 * wide(v1[d]) + w2 * wide(v2[d]) + w3 * wide(v3[d])
 
 
