@@ -244,15 +244,16 @@ def multiply_shared(x: Floats, tiles: Tiles, steps: Steps, out: Floats, threads:
 
 @as_written
 def unpack_tile(tiles: Tiles, steps: Steps, words: Words) -> None:
-    """Write what a tile of ids stands for into ``words``; of 8 bits the ids themselves.
+    """Write what a tile of ids stands for into ``words``.
 
-    ``tiles`` [K, 64] and ``steps`` [N], or [K / 8, 64] and [K / 32, 2, 64]. ``words`` is a tile of two bfloat16 numbers
-    a word [K / 2, 64], or of float32 numbers [K / 2, 2, 64].
+    ``tiles`` [K, 64] and ``steps`` [64], or [K / 8, 64] and [K / 32, 2, 64]. ``words`` is a tile of two bfloat16
+    numbers a word [K / 2, 64], or of float32 numbers [K / 2, 2, 64].
     """
     if steps.ndim == 1:
-        for i in range(tiles.shape[0] // 2):
+        for pair in range(tiles.shape[0] // 2):
             for n in range(TILE):
-                put(np.float32(tiles[2 * i, n]), np.float32(tiles[2 * i + 1, n]), words, i, n)
+                first, second = np.float32(tiles[2 * pair, n]), np.float32(tiles[2 * pair + 1, n])
+                put(first * steps[n], second * steps[n], words, pair, n)
     else:
         for pair in range(4 * tiles.shape[0]):
             mask, factor = np.uint32(15 << 8 * (pair % 4)), PLACES[2 * (pair % 4)]
@@ -264,14 +265,17 @@ def unpack_tile(tiles: Tiles, steps: Steps, words: Words) -> None:
 
 
 @as_written
-def unpack(tiles: Tiles, steps: Steps, words: Words, threads: int, share: int) -> None:
-    """Compute ``unpack_tile`` for one share of the tiles. ``words`` has as many."""
-    for tile in range(tiles.shape[0] * share // threads, tiles.shape[0] * (share + 1) // threads):
-        unpack_tile(tiles[tile], steps if steps.ndim == 1 else steps[tile], words[tile])
+def unpack(tiles: Tiles, steps: Steps, words: Words, start: int, threads: int, share: int) -> None:
+    """Compute ``unpack_tile`` for one share of the tiles from ``start`` on, as many as ``words`` has or there are."""
+    count = min(words.shape[0], tiles.shape[0] - start)
+    for n in range(count * share // threads, count * (share + 1) // threads):
+        tile = start + n
+        own = steps[tile * TILE : (tile + 1) * TILE] if steps.ndim == 1 else steps[tile]
+        unpack_tile(tiles[tile], own, words[n])
 
 
 @by_threads
-def unpack_shared(tiles: Tiles, steps: Steps, words: Words, threads: int) -> None:
+def unpack_shared(tiles: Tiles, steps: Steps, words: Words, start: int, threads: int) -> None:
     """Compute ``unpack`` on several threads."""
     for share in prange(threads):
-        unpack(tiles, steps, words, threads, share)
+        unpack(tiles, steps, words, start, threads, share)

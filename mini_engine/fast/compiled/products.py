@@ -38,11 +38,15 @@ class Packed:
 
     def multiply(self, x: Tensor) -> Tensor:
         """Multiply ``x`` [M, K] float32 -> [M, N] float32."""
-        rows = x.contiguous() if x.shape[1] == self.width else F.pad(x, (0, self.width - x.shape[1]))
+        rows = self.filled(x)
         out = torch.empty(len(x), len(self.tiles) * TILE)
         threads = most_threads() if self.tiles.nbytes >= SHARED_FROM else 1
         in_shares(loops.multiply, loops.multiply_shared, threads, rows.numpy(), self.tiles, self.steps, out.numpy())
         return out if out.shape[1] == self.features else out[:, : self.features].contiguous()
+
+    def filled(self, x: Tensor) -> Tensor:
+        """Return ``x`` [M, K] without gaps, K filled up with zeros."""
+        return x.contiguous() if x.shape[1] == self.width else F.pad(x, (0, self.width - x.shape[1]))
 
 
 def in_shares(alone: Callable[..., None], shared: Callable[..., None], threads: int, *arrays: Any) -> None:

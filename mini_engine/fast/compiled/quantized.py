@@ -19,7 +19,7 @@ from torch import Tensor
 from mini_engine.config import EngineConfig
 from mini_engine.families import EMBEDDING
 from mini_engine.fast.compiled import product_loops as loops
-from mini_engine.fast.compiled.product_loops import TILE, Steps, Tiles, Words
+from mini_engine.fast.compiled.product_loops import TILE, Words
 from mini_engine.fast.compiled.products import Packed, find_tiles, halves, in_shares, make_tiles, most_threads
 from mini_engine.fast.products import WAYS, describe, onednn_fault, padded
 from mini_engine.fast.quantized import GROUP, dequantize_int8
@@ -28,7 +28,7 @@ from mini_engine.linear import Linear, TorchProjections, with_bias
 from mini_engine.weights import Weights
 
 FORMS: dict[str, type[Int8] | type[Nibbles]] = {"int8": Int8, "int4": Nibbles}
-UNPACKED = 1 << 20  # elements that are unpacked at a time; more leave the nearest caches
+UNPACKED = 1 << 21  # elements that are unpacked at a time; more leave the nearest caches
 MOST_ROWS = 8  # that the loop multiplies in less time than a matrix is unpacked
 
 
@@ -137,34 +137,24 @@ class QuantizedLoops(TorchProjections):
         rows = min(rows_of_piece(matrix.width, UNPACKED), len(matrix.tiles) * TILE)
         shape = rows, matrix.width, matrix.dtype
         room = self.rooms.get(shape) or self.rooms.setdefault(shape, Room.of(*shape))
-        unpack(matrix.tiles[:0], matrix.steps[:0], room)  # compiles it
+        unpack(matrix, len(matrix.tiles), room)  # compiles it
         return with_bias(lambda x: matrix.multiply(x) if len(x) <= MOST_ROWS else unpacked(x, matrix, room), bias)
 
 
-def unpack(tiles: Tiles, steps: Steps, room: Room) -> None:
-    """Unpack ``tiles`` into ``room``."""
-    in_shares(loops.unpack, loops.unpack_shared, most_threads(), tiles, steps, room.words)
+def unpack(matrix: Quantized, start: int, room: Room) -> None:
+    """Unpack the tiles of ``matrix`` from ``start`` on into ``room``, as many as it has room for."""
+    in_shares(loops.unpack, loops.unpack_shared, most_threads(), matrix.tiles, matrix.steps, room.words, start)
 
 
 def unpacked(x: Tensor, matrix: Quantized, room: Room) -> Tensor:
-    """Multiply ``x`` [M, K] by ``matrix``, unpacked piece by piece into ``room`` -> [M, N].
-
-    It is float32 with 8 bits, and of the matrix's dtype with 4.
-    """
-    rows = F.pad(x, (0, matrix.width - x.shape[1])).to(matrix.dtype)
-    scales = torch.from_numpy(matrix.steps) if matrix.kind == "int8" else None
-    dtype = matrix.dtype if scales is None else torch.float32
-    out = torch.empty(len(x), len(matrix.tiles) * TILE, dtype=dtype)
-    for first in range(0, len(matrix.tiles), len(room.words)):
-        part = slice(first, first + len(room.words))
-        tiles, own = matrix.tiles[part], slice(first * TILE, part.stop * TILE)
+    """Multiply ``x`` [M, K] by ``matrix``, unpacked piece by piece into ``room`` -> [M, N] of the matrix's dtype."""
+    rows = matrix.filled(x).to(matrix.dtype)
+    out = torch.empty(len(x), len(matrix.tiles) * TILE, dtype=matrix.dtype)
+    for start in range(0, len(matrix.tiles), len(room.words)):
+        own = out[:, start * TILE : (start + len(room.words)) * TILE]
         with room.lock:
-            unpack(tiles, matrix.steps[part] if scales is None else matrix.steps, room)
-            found = room.product(rows)[:, : len(tiles) * TILE]
-        if scales is None:
-            out[:, own] = found
-        else:
-            torch.mul(found, scales[own], out=out[:, own])
+            unpack(matrix, start, room)
+            own.copy_(room.product(rows)[:, : own.shape[1]])
     return out if out.shape[1] == matrix.features else out[:, : matrix.features].contiguous()
 
 
