@@ -115,23 +115,32 @@ def line_of(steps: Steps, group: int, n: int) -> tuple[Float, Float]:
 
 
 @as_written
+def of_word(x: Floats, k: int, word: Any) -> Float:
+    """Return the sum of the products of a word's eight ids and of x[k], x[k + 1], …"""
+    total = np.float32(0)
+    for place in range(8):
+        total += x[k + place] * numbered(word, place)
+    return total
+
+
+@as_written
 def add_up_groups(x: Floats, sums: Floats, tile: Tiles, steps: Steps, totals: Floats) -> None:
     """Write the products of a row with a tile of 4 bits into ``totals`` [64].
 
     ``x`` [K] and ``sums`` [K / 32] as ``by_place`` makes them; ``steps`` [K / 32, 2, 64]. An id is left where it stands
-    in its word: there it counts 16 times as much as one place further down.
+    in its word: there it counts 16 times as much as one place further down. The four words of a group have sums of
+    their own, which do not wait for one another.
     """
     totals[:] = 0
     for group in range(steps.shape[0]):
         for offset in range(0, 16 * TILE, 64):
             fetch(tile, 16 * TILE * group + AHEAD + offset)
+        i = 4 * group
         for n in range(TILE):
-            part = np.float32(0)
-            for i in range(4 * group, 4 * group + 4):
-                for place in range(8):
-                    part += x[8 * i + place] * numbered(tile[i, n], place)
+            first, second = of_word(x, 8 * i, tile[i, n]), of_word(x, 8 * i + 8, tile[i + 1, n])
+            third, fourth = of_word(x, 8 * i + 16, tile[i + 2, n]), of_word(x, 8 * i + 24, tile[i + 3, n])
             scale, least = line_of(steps, group, n)
-            totals[n] = totals[n] + scale * part + least * sums[group]
+            totals[n] = totals[n] + scale * ((first + second) + (third + fourth)) + least * sums[group]
 
 
 @as_written
@@ -154,12 +163,12 @@ def add_up_four(x: Floats, tile: Tiles, totals: Floats) -> None:
 def add_up_groups_four(x: Floats, sums: Floats, tile: Tiles, steps: Steps, totals: Floats) -> None:
     """Compute ``add_up_groups`` for four rows at once. ``x`` [4 K] and ``sums`` [4 K / 32], ``totals`` [4 * 64]."""
     totals[:] = 0
-    parts = np.empty_like(totals)
+    parts = np.empty((4, totals.shape[0]), np.float32)  # of the words of a group
     for group in range(steps.shape[0]):
-        parts[:] = 0
         for i in range(4 * group, 4 * group + 4):
+            part = parts[i % 4]
             for n in range(TILE):
-                a, b, c, d = parts[n], parts[TILE + n], parts[2 * TILE + n], parts[3 * TILE + n]
+                a = b = c = d = np.float32(0)
                 for place in range(8):
                     number = numbered(tile[i, n], place)
                     k = 8 * i + place
@@ -167,12 +176,13 @@ def add_up_groups_four(x: Floats, sums: Floats, tile: Tiles, steps: Steps, total
                     b += x[4 * k + 1] * number
                     c += x[4 * k + 2] * number
                     d += x[4 * k + 3] * number
-                parts[n], parts[TILE + n], parts[2 * TILE + n], parts[3 * TILE + n] = a, b, c, d
+                part[n], part[TILE + n], part[2 * TILE + n], part[3 * TILE + n] = a, b, c, d
         for row in range(4):
             for n in range(TILE):
                 scale, least = line_of(steps, group, n)
                 m = row * TILE + n
-                totals[m] = totals[m] + scale * parts[m] + least * sums[4 * group + row]
+                whole = (parts[0, m] + parts[1, m]) + (parts[2, m] + parts[3, m])
+                totals[m] = totals[m] + scale * whole + least * sums[4 * group + row]
 
 
 @as_written
