@@ -116,7 +116,7 @@ def line_of(steps: Steps, group: int, n: int) -> tuple[Float, Float]:
 
 @as_written
 def of_word(x: Floats, k: int, word: Any) -> Float:
-    """Return the sum of the products of a word's eight ids and of x[k], x[k + 1], …"""
+    """Return the sum of the products of a word's eight ids and of x[k], x[k + 1] and so on."""
     total = np.float32(0)
     for place in range(8):
         total += x[k + place] * numbered(word, place)
