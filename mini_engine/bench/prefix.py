@@ -37,6 +37,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     ON: {"prefix_cache": "radix", "wait_for_prefix": 32},
     "radix cache, invariant": {"prefix_cache": "radix", "wait_for_prefix": 32, "batch_invariant": True},
 }
+WAYS = ("packed", "fast", "compiled")
 RUNNING = 32
 TREE_TOKENS, PROMPT_TOKENS, PAGE_SIZE = 100_000, 4096, 16
 
@@ -264,13 +265,12 @@ def goals(shape: str, dtype: str, rows: Sequence[Row], tree: TreeFigures) -> lis
     return promised
 
 
-def make_systems(folder: Path, dtype: Dtype, names: Sequence[str]) -> dict[str, System]:
-    """Return the systems ``names`` over one checkpoint, warm."""
+def make_systems(folder: Path, dtype: Dtype, compute: str, names: Sequence[str]) -> dict[str, System]:
+    """Return the systems ``names`` over one checkpoint, warm; ours compute as ``compute`` says."""
     models = Models(folder)
-    changes = {name: SYSTEMS[name] for name in SYSTEMS if name in names}
+    same = {"dtype": dtype, "compute": compute, "max_running_requests": RUNNING}
     systems: dict[str, System] = {
-        name: models.system(EngineConfig.serving(dtype=dtype, max_running_requests=RUNNING, **own))[0]
-        for name, own in changes.items()
+        name: models.system(EngineConfig.serving(**same, **own))[0] for name, own in SYSTEMS.items() if name in names
     }
     if STATIC in names:
         peer = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
@@ -281,6 +281,7 @@ def make_systems(folder: Path, dtype: Dtype, names: Sequence[str]) -> dict[str, 
 def bench_prefix(
     model: Annotated[str, typer.Option(help="tiny: the embedded model. 0.6b: random weights.")] = "tiny",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    compute: Annotated[str, typer.Option(help=f"How ours compute: {', '.join(WAYS)}.")] = "fast",
     load: Annotated[list[str] | None, typer.Option(help=f"One or more of {', '.join(LOADS)}; all.")] = None,
     system: Annotated[list[str] | None, typer.Option(help=f"{', '.join([*SYSTEMS, STATIC])}; all.")] = None,
     rounds: Annotated[int, typer.Option(help="Counted rounds; 0: 3, at 0.6b 1.", min=0)] = 0,
@@ -289,11 +290,13 @@ def bench_prefix(
     """Serve loads that share beginnings with and without the radix cache; the last line is JSON."""
     chosen([model], SHAPES, "model")
     chosen([dtype], get_args(Dtype), "dtype")
+    chosen([compute], WAYS, "compute")
     loads = chosen(load, LOADS, "load")
     names = chosen(system, [*SYSTEMS, STATIC], "system")
     names = [OFF, *(name for name in names if name != OFF)]  # ratios are to it
     rounds = rounds or (1 if model == "0.6b" else 3)
-    command = f"mini-engine bench prefix --model {model} --dtype {dtype} --rounds {rounds} --seed {seed}" + "".join(
+    command = f"mini-engine bench prefix --model {model} --dtype {dtype} --compute {compute} --rounds {rounds}"
+    command += f" --seed {seed}" + "".join(
         f" --{option} '{name}'" for option, given in (("load", load), ("system", system)) for name in given or ()
     )
     where = machine(torch.get_num_threads())
@@ -301,7 +304,7 @@ def bench_prefix(
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_checkpoint(model, Path(scratch) / model, seed)
-        systems = make_systems(folder, cast(Dtype, dtype), names)
+        systems = make_systems(folder, cast(Dtype, dtype), compute, names)
         rows = [row for name in loads for row in measure(name, systems, rounds, seed)]
     tree = measure_tree(seed)
     promised = goals(model, dtype, rows, tree)

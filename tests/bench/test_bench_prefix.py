@@ -63,7 +63,7 @@ def test_the_tree_is_measured_at_its_size():
 
 @pytest.mark.slow
 def test_a_short_run_reports_every_system():
-    arguments = ["bench", "prefix", "--load", "tree", "--rounds", "1", "--system", ON, "--system", OFF]
+    arguments = [*"bench prefix --compute compiled --load tree --rounds 1 --system".split(), ON, "--system", OFF]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])
