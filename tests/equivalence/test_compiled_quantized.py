@@ -93,16 +93,17 @@ def test_unpacking_takes_the_threads_of_torch_where_they_serve_several_callers(k
     monkeypatch.setattr(product_loops, "unpack_shared", lambda *args: shared.append(args[-1]) or loop(*args))
     product = QuantizedLoops(kind, False).linear(torch.randn(500, 96))
     x = torch.randn(MOST_ROWS + 1, 96)
-    with thread_count(1):
+    with thread_count(1):  # of the library that multiplies; the loop is told of others
         expected = product(x)
-    shared.clear()
-    for threads in (1, 2, 3, 20):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        shared.clear()
+        for threads in (1, 2, 3, 20):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            assert torch.equal(product(x), expected)
+        assert shared == [2, 3, 20]
+        monkeypatch.setattr(compiled_products, "can_share", lambda: False)
         assert torch.equal(product(x), expected)
-    assert shared == [2, 3, 20]
-    monkeypatch.setattr(compiled_products, "can_share", lambda: False)
-    assert torch.equal(product(x), expected)
-    assert shared == [2, 3, 20]
+        assert shared == [2, 3, 20]
+        monkeypatch.undo()  # before the threads are set back
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
