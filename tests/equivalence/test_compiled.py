@@ -274,7 +274,7 @@ def scattered(lengths_and_queries, page_size, seed=0):
     return chunks, sum(needed) + 3
 
 
-def run_both(lengths_and_queries, page_size, batch_invariant, dtype=torch.float32):
+def run_both(lengths_and_queries, page_size, batch_invariant, dtype=torch.float32, num_heads=6):
     """Attend with the plain path and with the loops, on equal pools -> both outputs; the pools end equal.
 
     The loops' pool is of ``dtype``, and the plain one holds the same numbers.
@@ -289,9 +289,9 @@ def run_both(lengths_and_queries, page_size, batch_invariant, dtype=torch.float3
             pool.keys[1][:, slots] = past.to(pool.keys[1].dtype)
             pool.values[1][:, slots] = past.flip(0).to(pool.keys[1].dtype)
     rows = len(batch.input_ids)
-    q, k, v = (torch.randn(rows, heads, 16) for heads in (6, 2, 2))
+    q, k, v = (torch.randn(rows, heads, 16) for heads in (num_heads, 2, 2))
     plain = PagedAttention(first, batch.metadata)(1, q, *(x.to(dtype).float() for x in (k, v)))
-    found = CompiledAttention(second, batch.metadata, 6, batch_invariant)(1, q, k, v)
+    found = CompiledAttention(second, batch.metadata, num_heads, batch_invariant)(1, q, k, v)
     for a, b in zip(first.keys + first.values, second.keys + second.values, strict=True):
         torch.testing.assert_close(a, b.float(), rtol=0, atol=0, equal_nan=True)
     return plain, found
@@ -308,6 +308,12 @@ def test_attention_is_that_of_the_plain_path_for_any_sequences_on_any_pages(want
     """In bfloat16 keys and values are rounded once, when they are kept."""
     sequences = [(max(length, queries), queries) for length, queries in wanted]
     plain, found = run_both(sequences, page_size, one_by_one, dtype)
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("group", [5, 64, 65])  # a block has 64 rows, those of whole positions
+def test_any_number_of_heads_shares_keys(group):
+    plain, found = run_both([(30, 20)], 4, False, num_heads=2 * group)
     torch.testing.assert_close(found, plain, rtol=1e-5, atol=2e-6)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.fast.compiled import attention_loops as loops
+from mini_engine.fast.compiled.product_loops import TILE
 from mini_engine.fast.compiled.products import halves, in_shares, most_threads
 
 FEW_PRODUCTS = 1 << 18  # multiplications that one thread does before another would have begun
@@ -26,10 +27,12 @@ class CompiledAttention:
         self.pool = pool
         self.written = metadata.slot_mapping.numpy()
         self.bounds, self.lengths = metadata.cu_seqlens_q.numpy(), metadata.seq_lens_kv.numpy()
-        most = int(self.bounds[-1]) if batch_invariant else 1
+        num_kv_heads, _, dim = pool.keys[0].shape
+        one_by_one = batch_invariant or num_attention_heads > TILE * num_kv_heads  # a block has room for a position
+        most = int(self.bounds[-1]) if one_by_one else 1
         self.slots = loops.find_slots(metadata.block_table.numpy(), pool.page_size, self.lengths)
         self.short = loops.rows_of_short(self.bounds, self.lengths, most)
-        products = int(self.short[-1].sum()) * num_attention_heads * pool.keys[0].shape[-1]
+        products = int(self.short[-1].sum()) * num_attention_heads * dim
         self.threads = most_threads() if products > FEW_PRODUCTS else 1
         self.long = np.flatnonzero(np.diff(self.bounds) > most)
 
