@@ -6,7 +6,7 @@ They have the methods of ``PrefixPolicy`` that a simulation calls. Equal seeds g
 import hashlib
 import random
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mini_engine.router.policy import PrefixPolicy
@@ -47,19 +47,10 @@ class RoundRobin:
         """Let ``worker`` take requests. Mutates."""
         self.queues[worker] = 0
 
-    def remove(self, worker: str) -> None:
-        """Forget ``worker``. Mutates."""
-        self.queues.pop(worker, None)
-
-    def able(self, without: Collection[str]) -> list[str]:
-        """Return the workers that are not in ``without``."""
-        return [name for name in self.queues if name not in without]
-
-    def choose(self, tokens: Sequence[int], without: Collection[str] = ()) -> str:
+    def choose(self, tokens: Sequence[int]) -> str:
         """Return the next worker. Mutates."""
-        able = self.able(without)
         self.turn += 1
-        return able[(self.turn - 1) % len(able)]
+        return list(self.queues)[(self.turn - 1) % len(self.queues)]
 
     def begin(self, worker: str, tokens: Sequence[int]) -> None:
         """Note that a prompt was sent to ``worker``. Mutates."""
@@ -67,8 +58,7 @@ class RoundRobin:
 
     def end(self, worker: str, tokens: Sequence[int]) -> None:
         """Note that a request ended there. Mutates."""
-        if worker in self.queues:
-            self.queues[worker] -= 1
+        self.queues[worker] -= 1
 
     def dropped(self, worker: str, tokens: Sequence[int], length: int) -> None:
         """Take no note: nothing here knows of prefixes."""
@@ -82,18 +72,17 @@ class Random(RoundRobin):
         super().__init__()
         self.source = random.Random(seed)
 
-    def choose(self, tokens: Sequence[int], without: Collection[str] = ()) -> str:
+    def choose(self, tokens: Sequence[int]) -> str:
         """Draw a worker. Mutates."""
-        return self.source.choice(self.able(without))
+        return self.source.choice(list(self.queues))
 
 
 class TwoChoices(Random):
     """The shorter queue of two that are drawn (Mitzenmacher, 2001)."""
 
-    def choose(self, tokens: Sequence[int], without: Collection[str] = ()) -> str:
+    def choose(self, tokens: Sequence[int]) -> str:
         """Draw two workers and return the one with fewer requests. Mutates."""
-        able = self.able(without)
-        return min(self.source.sample(able, min(2, len(able))), key=self.queues.__getitem__)
+        return min(self.source.sample(list(self.queues), min(2, len(self.queues))), key=self.queues.__getitem__)
 
 
 class ConsistentHashing(RoundRobin):
@@ -111,16 +100,10 @@ class ConsistentHashing(RoundRobin):
         for number in range(POINTS):
             insort(self.ring, (hashlib.sha256(f"{worker} {number}".encode()).digest(), worker))
 
-    def remove(self, worker: str) -> None:
-        """Take the points of ``worker`` away. Mutates."""
-        super().remove(worker)
-        self.ring = [point for point in self.ring if point[1] != worker]
-
-    def choose(self, tokens: Sequence[int], without: Collection[str] = ()) -> str:
+    def choose(self, tokens: Sequence[int]) -> str:
         """Return the worker of the next point."""
-        ring = [point for point in self.ring if point[1] not in without] if without else self.ring
-        place = bisect_left(ring, (hashlib.sha256(as_tokens(tokens[: self.hashed_tokens]).tobytes()).digest(), ""))
-        return ring[place % len(ring)][1]
+        place = bisect_left(self.ring, (hashlib.sha256(as_tokens(tokens[: self.hashed_tokens]).tobytes()).digest(), ""))
+        return self.ring[place % len(self.ring)][1]
 
 
 class QueueFirst(PrefixPolicy):
