@@ -329,8 +329,8 @@ def test_attention_against_float64(dim, size, relative):
         own = np.array([length])
         slots = attention_loops.find_slots(pages, 1, own)
         alone, block = np.full((2, 1, 8, dim), np.nan, np.float32)
-        attention_loops.attend(q, keys, values, zero, zero, own, *slots, alone, 1, 0)
-        attention_loops.attend_blocks(q, keys, values, zero, np.array([0, 1]), own, *slots, block, 1, 0)
+        attention_loops.attend(q, keys, values, (zero, zero, own), slots, alone, 1, 0)
+        attention_loops.attend_blocks(q, keys, values, (zero, np.array([0, 1]), own), slots, block, 1, 0)
         for head in range(8):
             own_keys, own_values = (pool[head // 4, :length].astype(np.float64) for pool in (keys, values))
             scores = own_keys @ q[0, head] / np.sqrt(dim)

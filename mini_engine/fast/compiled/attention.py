@@ -23,18 +23,18 @@ class CompiledAttention:
     def __init__(
         self, pool: KVPool, metadata: AttentionMetadata, num_attention_heads: int, batch_invariant: bool
     ) -> None:
-        """Find the rows for either loop."""
+        """Find what each loop is for: ``short`` and ``long``, as ``attend`` and ``attend_blocks`` take them."""
         self.pool = pool
         self.written = metadata.slot_mapping.numpy()
-        self.bounds, self.lengths = metadata.cu_seqlens_q.numpy(), metadata.seq_lens_kv.numpy()
+        bounds, lengths = metadata.cu_seqlens_q.numpy(), metadata.seq_lens_kv.numpy()
         num_kv_heads, _, dim = pool.keys[0].shape
         one_by_one = batch_invariant or num_attention_heads > TILE * num_kv_heads  # a block has room for a position
-        most = int(self.bounds[-1]) if one_by_one else 1
-        self.slots = loops.find_slots(metadata.block_table.numpy(), pool.page_size, self.lengths)
-        self.short = loops.rows_of_short(self.bounds, self.lengths, most)
+        most = int(bounds[-1]) if one_by_one else 1
+        self.slots = loops.find_slots(metadata.block_table.numpy(), pool.page_size, lengths)
+        self.short = loops.rows_of_short(bounds, lengths, most)
         products = int(self.short[-1].sum()) * num_attention_heads * dim
         self.threads = most_threads() if products > FEW_PRODUCTS else 1
-        self.long = np.flatnonzero(np.diff(self.bounds) > most)
+        self.long = np.flatnonzero(np.diff(bounds) > most), bounds, lengths
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend. ``q`` [T, Hq, D], ``k`` and ``v`` [T, Hkv, D] -> [T, Hq, D]. Writes the step's slots of the pool.
@@ -44,10 +44,11 @@ class CompiledAttention:
         keys, values = halves(self.pool.keys[layer]), halves(self.pool.values[layer])
         loops.store(k.numpy(), halves(v), keys, values, self.written)
         out = torch.empty_like(q)
-        numbers, place = (q.numpy(), keys, values), (*self.slots, out.numpy())
+        numbers = q.numpy(), keys, values
         if len(self.short[0]):
-            in_shares(loops.attend, loops.attend_shared, self.threads, *numbers, *self.short, *place)
-        if len(self.long):
+            ways = loops.attend, loops.attend_shared
+            in_shares(*ways, self.threads, *numbers, self.short, self.slots, out.numpy())
+        if len(self.long[0]):
             ways = loops.attend_blocks, loops.attend_blocks_shared
-            in_shares(*ways, most_threads(), *numbers, self.long, self.bounds, self.lengths, *place)
+            in_shares(*ways, most_threads(), *numbers, self.long, self.slots, out.numpy())
         return out

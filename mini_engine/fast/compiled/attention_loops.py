@@ -11,6 +11,9 @@ from numba import prange
 from mini_engine.fast.compiled.loops import ONE, Floats, Halves, Ints, as_written, exponential, in_lanes, narrow, wide
 from mini_engine.fast.compiled.product_loops import TILE, add_up_four, by_threads
 
+Rows = tuple[Ints, Ints, Ints]
+Slots = tuple[Ints, Ints]  # as ``find_slots`` returns them
+
 AT_ONCE = 4  # keys that are taken together: their sums do not wait for one another
 LEAST = np.float32(-np.inf)
 
@@ -65,53 +68,32 @@ def find_slots(pages: Ints, page_size: int, lengths: Ints) -> tuple[Ints, Ints]:
 
 @as_written
 def attend(
-    q: Floats,
-    keys: Halves,
-    values: Halves,
-    rows: Ints,
-    owners: Ints,
-    lengths: Ints,
-    slots: Ints,
-    starts: Ints,
-    out: Floats,
-    threads: int,
-    share: int,
+    q: Floats, keys: Halves, values: Halves, some: Rows, slots: Slots, out: Floats, threads: int, share: int
 ) -> None:
     """Attend for some rows of a step and one share of the heads, reading keys and values where they lie.
 
-    ``q`` and ``out`` [T, Hq, D]; ``keys`` and ``values`` [Hkv, slots, D]; ``rows`` [R] are the packed rows to compute,
-    ``owners`` [R] their sequences, ``lengths`` [R] the keys that they see; ``slots`` and ``starts`` as ``find_slots``
-    returns them. Mutates the rows ``rows`` of ``out``.
+    ``q`` and ``out`` [T, Hq, D]; ``keys`` and ``values`` [Hkv, all slots, D]; ``some`` as ``rows_of_short`` returns
+    them. Mutates their rows of ``out``.
     """
+    rows, owners, lengths = some
     group = q.shape[1] // keys.shape[0]  # query heads that share a key-value head
     weights = np.empty((group, lengths.max() + AT_ONCE if len(lengths) else 0), np.float32)
     # Heads are outside, so that the rows of one sequence find its keys in the CPU's cache.
-    for kv_head in range(keys.shape[0] * share // threads, keys.shape[0] * (share + 1) // threads):
-        mine = slice(kv_head * group, (kv_head + 1) * group)
+    for head in range(keys.shape[0] * share // threads, keys.shape[0] * (share + 1) // threads):
+        mine = slice(head * group, (head + 1) * group)
         for r in range(rows.shape[0]):
-            seen = slots[starts[owners[r]] : starts[owners[r]] + lengths[r]]
-            score(q[rows[r], mine], keys[kv_head], seen, weights)
+            seen = slots[0][slots[1][owners[r]] : slots[1][owners[r]] + lengths[r]]
+            score(q[rows[r], mine], keys[head], seen, weights)
             for g in range(group):
                 softmax(weights[g], lengths[r])
-            mix(weights, values[kv_head], seen, out[rows[r], mine])
+            mix(weights, values[head], seen, out[rows[r], mine])
 
 
 @by_threads
-def attend_shared(
-    q: Floats,
-    keys: Halves,
-    values: Halves,
-    rows: Ints,
-    owners: Ints,
-    lengths: Ints,
-    slots: Ints,
-    starts: Ints,
-    out: Floats,
-    threads: int,
-) -> None:
+def attend_shared(q: Floats, keys: Halves, values: Halves, some: Rows, slots: Slots, out: Floats, threads: int) -> None:
     """Compute ``attend`` on several threads."""
     for share in prange(threads):
-        attend(q, keys, values, rows, owners, lengths, slots, starts, out, threads, share)
+        attend(q, keys, values, some, slots, out, threads, share)
 
 
 @as_written
@@ -173,48 +155,30 @@ def mix(weights: Floats, values: Halves, slots: Ints, out: Floats) -> None:
 
 @as_written
 def attend_blocks(
-    q: Floats,
-    keys: Halves,
-    values: Halves,
-    sequences: Ints,
-    bounds: Ints,
-    lengths: Ints,
-    slots: Ints,
-    starts: Ints,
-    out: Floats,
-    threads: int,
-    share: int,
+    q: Floats, keys: Halves, values: Halves, some: Rows, slots: Slots, out: Floats, threads: int, share: int
 ) -> None:
-    """Attend for all rows of some ``sequences`` and one share of the heads. Mutates these rows of ``out``.
+    """Attend for all rows of some sequences and one share of the heads. Mutates these rows of ``out``.
 
-    ``q`` and ``out`` [T, Hq, D]; ``keys`` and ``values`` [Hkv, slots, D]; ``bounds`` [N + 1] as ``cu_seqlens_q``,
-    ``lengths`` [N] as ``seq_lens_kv``; ``slots`` and ``starts`` as ``find_slots`` returns them.
+    ``q``, ``out``, ``keys`` and ``values`` as in ``attend``; ``some``: the numbers of the sequences, and of all N where
+    their rows begin [N + 1] and their keys [N].
     """
+    sequences, bounds, lengths = some
     group = q.shape[1] // keys.shape[0]
     for head in range(keys.shape[0] * share // threads, keys.shape[0] * (share + 1) // threads):
         mine = slice(head * group, (head + 1) * group)
         for n in sequences:
             rows = slice(bounds[n], bounds[n + 1])
-            seen = slots[starts[n] : starts[n] + lengths[n]]
+            seen = slots[0][slots[1][n] : slots[1][n] + lengths[n]]
             attend_sequence(q[rows, mine], keys[head], values[head], seen, out[rows, mine])
 
 
 @by_threads
 def attend_blocks_shared(
-    q: Floats,
-    keys: Halves,
-    values: Halves,
-    sequences: Ints,
-    bounds: Ints,
-    lengths: Ints,
-    slots: Ints,
-    starts: Ints,
-    out: Floats,
-    threads: int,
+    q: Floats, keys: Halves, values: Halves, some: Rows, slots: Slots, out: Floats, threads: int
 ) -> None:
     """Compute ``attend_blocks`` on several threads."""
     for share in prange(threads):
-        attend_blocks(q, keys, values, sequences, bounds, lengths, slots, starts, out, threads, share)
+        attend_blocks(q, keys, values, some, slots, out, threads, share)
 
 
 @as_written
