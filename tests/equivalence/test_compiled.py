@@ -170,7 +170,7 @@ def test_the_product_of_a_row_is_as_near_to_float64_as_its_roundings_allow(featu
     got = product(row)
     assert calls or weight.numel() > SMALL_WEIGHT, "the weight lies as the loop reads it"
     if not calls:
-        pytest.skip("oneDNN packs weights in another order for this CPU")
+        pytest.skip("it is float32, or oneDNN packs weights in another order for this CPU")
     terms = row.double() * weight.double()  # [features, width]
     exact = terms.sum(-1) + bias.double()
     # A product, an addition and all that follow each round by at most 2**-24 of what they return.

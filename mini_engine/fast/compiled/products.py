@@ -1,8 +1,10 @@
 """Products of one row, by a loop over a packed weight as it lies in memory.
 
-A decode step of one request reads every weight once, so a product takes as long as reading its weight. oneDNN's code
-for one row takes longer. The loop reads the matrix that oneDNN has packed for many rows: 64 output features lie side by
-side there, so that the CPU adds up several of them at once, each in the order of its terms.
+A decode step of one request reads every weight once, so a product takes as long as reading its weight. In bfloat16
+oneDNN's code for one row takes longer where memory is fast; so does every call of it for a small weight. The loop reads
+the matrix that oneDNN has packed for many rows: 64 output features lie side by side there, so that the CPU adds up
+several of them at once, each in the order of its terms. Large float32 matrices are left to oneDNN, which reads them as
+fast.
 """
 
 import ctypes
@@ -92,7 +94,8 @@ class LoopProjections:
             return over_float32(self.others.linear(weight, bias), weight.dtype)
         way, stored = self.others.store(weight)
         many = over_float32(padded(way, stored, bias), weight.dtype)
-        tiles = find_tiles(stored, weight)
+        reads_as_fast = stored.is_mkldnn and weight.dtype == torch.float32
+        tiles = None if reads_as_fast else find_tiles(stored, weight)
         if tiles is None:
             return many
         self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] += ", a loop for one row"
