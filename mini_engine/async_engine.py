@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from mini_engine.device import give_threads_back
 from mini_engine.engine import Engine, check_stream
 from mini_engine.outputs import Delta, RequestOutput, StepOutput, best, without_logits
 from mini_engine.sampler.driver import WorkerLostError, sample_params
@@ -249,6 +250,7 @@ class AsyncEngine:
         """Let the engine's thread run ``action`` between two steps. Starts the thread if it is not running. Mutates."""
         if self.thread is None:
             self.loop = asyncio.get_running_loop()
+            give_threads_back()  # this thread has loaded the model, or will compute no more
             self.thread = Thread(target=self.run, name="engine", daemon=True)
             self.thread.start()
         command = Command(action)

@@ -26,7 +26,7 @@ from mini_engine.checkpoint import (
 )
 from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.constraints import Constraints
-from mini_engine.device import check_device, free_memory, give_threads_back
+from mini_engine.device import check_device, free_memory
 from mini_engine.engine import Engine
 from mini_engine.fast.quantized_files import open_quantized
 from mini_engine.grammar.service import GrammarService
@@ -305,7 +305,6 @@ def make_engine(
     )
     if driver.folder is not None:
         engine.begin_receipts = Receipts(engine, driver.folder).begin
-    give_threads_back()  # another thread may serve
     return engine
 
 

@@ -28,6 +28,7 @@ from mini_engine.fast.compiled.attention import CompiledAttention
 from mini_engine.fast.compiled.model import CompiledQwen3
 from mini_engine.fast.compiled.products import NO_STEPS, LoopProjections, Packed
 from mini_engine.fast.products import SMALL_WEIGHT, make_projections, pack_weight
+from mini_engine.invariant.probe import thread_count
 from mini_engine.llm import load_driver, make_engine
 from mini_engine.model import Qwen3, rotary_frequencies, rotary_table
 from mini_engine.sampler.params import SamplingParams
@@ -416,7 +417,8 @@ def test_no_request_waits_for_the_compiler(monkeypatch):
         config = EngineConfig(
             compute="compiled", batch_invariant=batch_invariant, dtype=dtype, quantize=quantize, max_running_requests=4
         )
-        driver = load_driver(engine=config)
+        with thread_count(2):
+            driver = load_driver(engine=config)
         before = {name: len(getattr(home, name).signatures) for name, home in names.items()}
         assert before["attend_shared"] == (2 if dtype == "bfloat16" else 1)
         for prompts in ([[1, 2, 3] * 30, [4], [5, 6]], [[7]]):

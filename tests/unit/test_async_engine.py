@@ -1,6 +1,8 @@
 """Requests of many coroutines: what is refused, aborted and reported, and an event loop that stays free."""
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -120,3 +122,22 @@ def test_the_event_loop_is_free_while_the_engine_steps(tokenizer):
         return ticks
 
     assert asyncio.run(serve()) > 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted as Linux shows them")
+@pytest.mark.parametrize("compute", ["reference", "packed"])
+def test_the_thread_that_loaded_keeps_no_helpers_while_another_serves(compute: str) -> None:
+    code = f"""
+import asyncio, os
+import torch
+from mini_engine import LLM
+from mini_engine.async_engine import AsyncEngine
+torch.set_num_threads(3)
+engine = AsyncEngine(LLM(compute="{compute}", num_pages=4096).engine)
+asyncio.run(engine.call(lambda: None))
+before = len(os.listdir("/proc/self/task"))
+torch.ones(1 << 22).sum()
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "2\n"  # the helpers that the sum needs are new

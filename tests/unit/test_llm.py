@@ -92,23 +92,6 @@ def test_the_package_exports_four_names_and_imports_nothing_before_they_are_used
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted as Linux shows them")
-@pytest.mark.parametrize("compute", ["reference", "packed"])
-def test_what_has_built_an_engine_keeps_no_threads_for_itself(compute: str) -> None:
-    code = f"""
-import os
-import torch
-from mini_engine import LLM
-torch.set_num_threads(3)
-LLM(compute="{compute}", num_pages=4096)
-before = len(os.listdir("/proc/self/task"))
-torch.ones(1 << 22).sum()
-print(len(os.listdir("/proc/self/task")) - before)
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "2\n"  # the helpers that the sum needs are new
-
-
 def test_a_mapping_of_transformers_is_its_prompts(llm):
     (answer,) = llm.generate(TOKENIZER("Once there was"), PARAMS)
     assert answer.prompt_ids == TOKENIZER("Once there was").input_ids
