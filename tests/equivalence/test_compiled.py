@@ -229,7 +229,6 @@ ARGUMENTS = {
     "mix": [FLOATS[2], HALVES, SLOTS, FLOATS[2]],
     "score_block": [FLOATS[2], HALVES, SLOTS, FLOATS[2]],
     "softmax_block": [FLOATS[2], INTS, FLOATS[1]],
-    "mix_block": [FLOATS[2], HALVES, SLOTS, FLOATS[2]],
     "rounded": [numba.float32],
     "add_up": [FLOATS[1], BYTES, FLOATS[1]],
     "with_two_terms": [numba.float32, FLOATS[1], numba.uint32, numba.int64],

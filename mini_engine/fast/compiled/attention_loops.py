@@ -189,7 +189,7 @@ def attend_sequence(q: Floats, keys: Halves, values: Halves, slots: Ints, out: F
     """
     group, dim = q.shape[1], q.shape[2]
     scale = ONE / np.sqrt(np.float32(dim))
-    block = max(1, TILE // group)  # positions
+    block = TILE // group  # positions
     turned, found = np.zeros((dim, TILE), np.float32), np.empty((TILE, dim), np.float32)
     weights = np.empty((slots.shape[0] + AT_ONCE, TILE), np.float32)
     visible, shares = np.ones(TILE, np.int64), np.empty(TILE, np.float32)
@@ -203,7 +203,7 @@ def attend_sequence(q: Floats, keys: Halves, values: Halves, slots: Ints, out: F
         score_block(turned, keys, seen, weights)
         softmax_block(weights[: seen.shape[0]], visible, shares)
         weights[seen.shape[0] : seen.shape[0] + AT_ONCE] = 0
-        mix_block(weights, values, seen, found)
+        mix(weights.T, values, seen, found)
         for row in range(count * group):
             for i in range(dim):
                 out[first + row // group, row % group, i] = found[row, i] * shares[row]
@@ -217,12 +217,10 @@ def score_block(turned: Floats, keys: Halves, slots: Ints, scores: Floats) -> No
         n0, n1, n2, n3 = at_once(slots, i)
         k0, k1, k2, k3 = keys[n0], keys[n1], keys[n2], keys[n3]
         for d in range(turned.shape[0]):
-            four[4 * d], four[4 * d + 1], four[4 * d + 2], four[4 * d + 3] = (
-                wide(k0[d]),
-                wide(k1[d]),
-                wide(k2[d]),
-                wide(k3[d]),
-            )
+            four[4 * d] = wide(k0[d])
+            four[4 * d + 1] = wide(k1[d])
+            four[4 * d + 2] = wide(k2[d])
+            four[4 * d + 3] = wide(k3[d])
         add_up_four(four, turned, scores[i : i + AT_ONCE].reshape(-1))
 
 
@@ -243,16 +241,3 @@ def softmax_block(scores: Floats, visible: Ints, shares: Floats) -> None:
             totals[n] += scores[i, n]
     for n in range(TILE):
         shares[n] = ONE / totals[n]
-
-
-@as_written
-def mix_block(weights: Floats, values: Halves, slots: Ints, out: Floats) -> None:
-    """Write the sums of ``weights`` [L + 4, 64] times the values of ``slots`` [L] into ``out`` [64, D]."""
-    out[:] = 0
-    for i in range(0, slots.shape[0], AT_ONCE):
-        n0, n1, n2, n3 = at_once(slots, i)
-        v0, v1, v2, v3 = values[n0], values[n1], values[n2], values[n3]
-        for n in range(TILE):
-            w0, w1, w2, w3 = weights[i, n], weights[i + 1, n], weights[i + 2, n], weights[i + 3, n]
-            for d in range(out.shape[1]):
-                out[n, d] += w0 * wide(v0[d]) + w1 * wide(v1[d]) + w2 * wide(v2[d]) + w3 * wide(v3[d])
