@@ -112,6 +112,9 @@ def run_rank(folder: Path, rank: int, size: int, function: Callable[..., Any], a
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
     store = FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS))
+    store.set(f"joined {rank}", "")
+    all_joined = [f"joined {each}" for each in range(size)]
+    store.wait(all_joined, timedelta(seconds=SECONDS))  # those that still connect need this one
     group: Group = GlooGroup(store)
     try:
         result: Any = function(group, *args)

@@ -80,6 +80,7 @@ class Ranks:
             self.group = Gloo(self.store, rank, size, options)
         except RuntimeError as error:
             raise ValueError(f"rank {rank} of {size} cannot reach the others: {self.find_lost() or error}") from error
+        self.agree("connected")  # a rank that left before could not be reached, and nobody would ask why it left
         self.close = weakref.finalize(self, finish, self.group, processes, self.faults)
         for process in processes.values():
             Thread(target=watch, args=(weakref.ref(self), process), daemon=True).start()

@@ -65,6 +65,20 @@ def test_ranks_exchange_in_processes_of_their_own(size):
     assert len({os.getpid(), *(each[4] for each in found)}) == size + 1
 
 
+def test_no_rank_begins_before_all_have_joined(monkeypatch, tmp_path):
+    """One that left at once would end the connections that another still makes."""
+    join = gloo.dist.init_process_group
+
+    def join_late(*args, rank, **kwargs):
+        join(*args, rank=rank, **kwargs)
+        if rank == 0:
+            time.sleep(0.5)
+            (tmp_path / "joined").touch()
+
+    monkeypatch.setattr(gloo.dist, "init_process_group", join_late)
+    assert run_ranks(2, lambda group: (tmp_path / "joined").exists()) == [True, True]
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("how", ENDS)
 def test_one_rank_ends_all_by_name_and_none_is_left(how, size):
