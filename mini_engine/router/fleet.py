@@ -141,6 +141,10 @@ class Fleet:
             await asyncio.sleep(AGAIN_S)
             without.clear()  # it may be back
 
+    def has_other(self, asked: set[str]) -> bool:
+        """Whether a worker takes requests that is none of ``asked``."""
+        return any(name not in self.drained for name in self.links.keys() - asked)
+
     def none_left(self) -> ApiError:
         """Return the error of a request that no worker can take."""
         states = ", ".join(f"{name} {about['state']}" for name, about in self.states().items())

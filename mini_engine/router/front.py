@@ -83,14 +83,15 @@ class Front:
         is_long = len(asked.body) > LONG_BODY
         tokens = await run_in_threadpool(self.tokens_of, asked) if is_long else self.tokens_of(asked)
         failed = set[str]()
-        for _ in range(MOST_TRIES):
+        for number in range(1, MOST_TRIES + 1):
             if self.is_ending:
                 raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down")
             name = await self.fleet.place(tokens, failed)
+            is_last = number == MOST_TRIES or not self.fleet.has_other({*failed, name})
             try:
                 with self.fleet.turn(name, tokens):
                     async with self.fleet.workers[name].answer(asked) as answer:
-                        await reply.take(answer)
+                        await reply.take(answer, is_last)
                 return
             except WorkerGoneError as error:
                 failed.add(name)

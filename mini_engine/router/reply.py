@@ -24,8 +24,8 @@ class Reply:
         self.has_begun = False
         self.sent: dict[bytes, list[int]] = {}  # by choice, as choices may alternate otherwise: hashes of its events
 
-    async def take(self, answer: Answer) -> None:
-        """Pass an answer on to its end.
+    async def take(self, answer: Answer, is_last: bool) -> None:
+        """Pass an answer on to its end; ``is_last``: no other worker can be asked instead of one whose queue is full.
 
         Raises ``WorkerGoneError`` if it is not whole, and ``ApiError`` if it does not go on where the last one broke.
         """
@@ -38,7 +38,7 @@ class Reply:
             await self.write(b"", more_body=False)
             return
         body = b"".join([piece async for piece in answer.pieces])
-        if self.has_begun:
+        if self.has_begun or (answer.status == HTTPStatus.TOO_MANY_REQUESTS and not is_last):
             raise WorkerBusyError(f"the worker does not take the request: {body[:200]!r}")
         await self.begin(answer)
         await self.write(body, more_body=False)

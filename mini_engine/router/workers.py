@@ -20,7 +20,7 @@ class WorkerGoneError(ConnectionError):
 
 
 class WorkerBusyError(WorkerGoneError):
-    """A worker is there, but does not go on with an answer that another has begun."""
+    """A worker is there, but has no room for a request, or does not go on with an answer that another has begun."""
 
 
 @dataclass(frozen=True)

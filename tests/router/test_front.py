@@ -221,7 +221,7 @@ def test_a_server_that_ends_in_order_is_left_with_its_last_words(routing, fakes)
 def test_what_a_worker_refuses_passes_unchanged(routing, fakes):
     async def test():
         async with routing(*fakes) as router:
-            for status in (400, 404, 422, 429, 500, 504):
+            for status in (400, 404, 422, 500, 504):
                 said = b'{"error": {"message": "no \\u00e4"}}'
                 for fake in fakes:
                     fake.refuses = (status, said)
@@ -234,6 +234,23 @@ def test_what_a_worker_refuses_passes_unchanged(routing, fakes):
                 for fake in fakes:
                     fake.refuses = (400, b"bad")
                 assert (await router.ask("POST", PATH, body))[::2] == (400, b"bad")
+
+    run(test())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_worker_whose_queue_is_full_is_passed_over(routing, fakes, stream):
+    async def test():
+        third = Fake()
+        async with routing(*fakes, third) as router:
+            await router.ask("POST", "/workers/w2/drain")
+            fakes[0].refuses = (429, b"w0 is full")  # the first of equal workers
+            status, _, got = await router.ask("POST", PATH, BODY | {"stream": stream})
+            assert (status, got) == (200, await alone(BODY | {"stream": stream}, identity_in(got)))
+            fakes[1].refuses = (429, b"w1 is full")
+            assert (await router.ask("POST", PATH, BODY))[::2] == (429, b"w1 is full"), "nobody waits for room"
+            assert [len(fake.asked) for fake in (*fakes, third)] == [2, 2, 0]
+            assert all(router.fleet.state(name)["state"] == "up" for name in ("w0", "w1")), "none of them is lost"
 
     run(test())
 
