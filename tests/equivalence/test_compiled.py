@@ -148,16 +148,17 @@ def test_keys_and_values_in_bfloat16_are_rounded_as_torch_rounds_them():
 # Products
 
 
-def product_of(dtype, features, width, monkeypatch):
-    """A weight [features, width], a bias, a row, and the product by the loop, which must be called."""
+def product_of(dtype, features, width, monkeypatch, batch_invariant=False):
+    """A weight [features, width], a bias, nine rows, the product with them, and a list of the loop's calls."""
     torch.manual_seed(features)
     weight, bias = torch.randn(features, width).to(dtype), torch.randn(features).to(dtype)
-    engine = EngineConfig(compute="compiled", dtype=str(dtype).removeprefix("torch."))
+    name = str(dtype).removeprefix("torch.")
+    engine = EngineConfig(compute="compiled", dtype=name, batch_invariant=batch_invariant)
     calls = []
     multiply = Packed.multiply
     monkeypatch.setattr(Packed, "multiply", lambda *args: calls.append(1) or multiply(*args))
     product = LoopProjections(make_projections(engine)).linear(weight, bias)
-    return weight, bias, torch.randn(1, width), product, calls
+    return weight, bias, torch.randn(9, width), product, calls
 
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -166,22 +167,36 @@ WEIGHTS = [(1, 1), (64, 8), (100, 70), (259, 96), (1100, 515)]  # [out, in]; the
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("features", "width"), WEIGHTS)
-def test_the_product_of_a_row_is_as_near_to_float64_as_its_roundings_allow(features, width, dtype, monkeypatch):
-    weight, bias, row, product, calls = product_of(dtype, features, width, monkeypatch)
-    got = product(row)
-    assert calls or weight.numel() > SMALL_WEIGHT, "the weight lies as the loop reads it"
-    if not calls:
-        pytest.skip("it is float32, or oneDNN packs weights in another order for this CPU")
-    terms = row.double() * weight.double()  # [features, width]
-    exact = terms.sum(-1) + bias.double()
+def test_products_are_as_near_to_float64_as_their_roundings_allow(features, width, dtype, monkeypatch):
+    weight, bias, rows, product, calls = product_of(dtype, features, width, monkeypatch)
+    is_small = weight.numel() <= SMALL_WEIGHT
+    exact = rows.double() @ weight.double().T + bias.double()
     # A product, an addition and all that follow each round by at most 2**-24 of what they return.
-    bound = (width + 2) * 2**-24 * (terms.abs().sum(-1) + bias.double().abs())
-    assert got.dtype == torch.float32
-    assert got.shape == (1, features)
-    assert ((got[0].double() - exact).abs() <= bound).all()
-    rows = torch.cat((row, row))
-    near(product(rows)[1].float().numpy(), exact.numpy(), 1e-5 if dtype == torch.float32 else 2e-2)
-    assert len(calls) == 1, "several rows are multiplied by oneDNN"
+    bound = (width + 2) * 2**-24 * (rows.double().abs() @ weight.double().abs().T + bias.double().abs())
+    for some in (rows[:1], rows) if is_small else (rows[:1],):
+        got = product(some)
+        assert calls or not is_small
+        if not calls:
+            pytest.skip("a large weight is float32, or oneDNN packs weights in another order for this CPU")
+        assert got.dtype == torch.float32
+        assert got.shape == (len(some), features)
+        assert ((got.double() - exact[: len(some)]).abs() <= bound[: len(some)]).all()
+    if not is_small:
+        near(product(rows).float().numpy(), exact.numpy(), 2e-2)
+        assert len(calls) == 1, "several rows are multiplied by oneDNN"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("features", "width"), WEIGHTS[:-1])
+def test_a_row_of_a_small_product_has_its_bits_in_every_batch(features, width, dtype, monkeypatch):
+    weight, _, rows, product, _ = product_of(dtype, features, width, monkeypatch)
+    alone = torch.cat([product(row[None]) for row in rows])
+    assert weight.numel() <= SMALL_WEIGHT
+    for count in range(1, 10):
+        for first in range(10 - count):
+            assert torch.equal(product(rows[first : first + count]), alone[first : first + count])
+    *_, invariant, _ = product_of(dtype, features, width, monkeypatch, batch_invariant=True)
+    assert torch.equal(invariant(rows), alone)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -145,7 +145,7 @@ def add_up_groups(x: Floats, sums: Floats, tile: Tiles, steps: Steps, totals: Fl
 
 @as_written
 def add_up_four(x: Floats, tile: Tiles, totals: Floats) -> None:
-    """Compute ``add_up`` of 8 bits for four rows. ``x`` [4 K] as ``side_by_side`` makes it, ``totals`` [4 * 64]."""
+    """Compute ``add_up``, not over words, for four rows. ``x`` [4 K] as of ``side_by_side``, ``totals`` [4 * 64]."""
     totals[:] = 0
     for i in range(0, tile.shape[0], 4):
         for n in range(TILE):
@@ -224,7 +224,8 @@ def multiply(x: Floats, tiles: Tiles, steps: Steps, out: Floats, threads: int, s
     sums = np.empty((x.shape[0], steps.shape[1] if steps.ndim == 4 else 0), np.float32)
     for row in range(x.shape[0] if steps.ndim == 4 else 0):
         by_place(x[row], terms[row], sums[row])
-    blocks = 0 if steps.ndim == 2 else (x.shape[0] + 1) // 4  # three rows take less time as four than one by one
+    has_words_of_two = 2 * tiles.shape[1] == x.shape[1]
+    blocks = 0 if has_words_of_two else (x.shape[0] + 1) // 4  # three rows take less time as four than one by one
     fours, sums_of_fours = side_by_side(terms, blocks), side_by_side(sums, blocks)
     totals = np.empty(4 * TILE, np.float32)
     for tile in range(tiles.shape[0] * share // threads, tiles.shape[0] * (share + 1) // threads):

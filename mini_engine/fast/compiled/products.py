@@ -1,10 +1,11 @@
-"""Products of one row, by a loop over a packed weight as it lies in memory.
+"""Products by loops: of any rows with a small weight, and of one row with a large one in bfloat16.
+
+64 output features lie side by side in memory, so that the CPU adds up several of them at once, each in the order of its
+terms. A call for a small weight takes half as long as one of BLAS, and no row's bits depend on the others.
 
 A decode step of one request reads every weight once, so a product takes as long as reading its weight. In bfloat16
-oneDNN's code for one row takes longer where memory is fast; so does every call of it for a small weight. The loop reads
-the matrix that oneDNN has packed for many rows: 64 output features lie side by side there, so that the CPU adds up
-several of them at once, each in the order of its terms. Large float32 matrices are left to oneDNN, which reads them as
-fast.
+oneDNN's code for one row takes longer where memory is fast. The loop reads the matrix that oneDNN has packed for many
+rows. Large float32 matrices are left to oneDNN, which reads them as fast.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ from mini_engine.fast.compiled.product_loops import TILE, Steps, Tiles, Words
 from mini_engine.fast.products import SMALL_WEIGHT, FastProjections, describe, padded
 from mini_engine.linear import Linear, Projections, with_bias
 
-SHARED_FROM = 1 << 20  # bytes of a weight; one thread has read a smaller one before another would have begun
+SHARED_FROM = 1 << 20  # bytes of a weight; one thread has read fewer before another would have begun
 NO_STEPS = np.empty((0, 0), np.float32)
 
 
@@ -42,7 +43,8 @@ class Packed:
         """Multiply ``x`` [M, K] float32 -> [M, N] float32."""
         rows = self.filled(x)
         out = torch.empty(len(x), len(self.tiles) * TILE)
-        threads = most_threads() if self.tiles.nbytes >= SHARED_FROM else 1
+        reads = (len(x) + 3) // 4  # four rows take as long as one
+        threads = most_threads() if self.tiles.nbytes * reads >= SHARED_FROM else 1
         in_shares(loops.multiply, loops.multiply_shared, threads, rows.numpy(), self.tiles, self.steps, out.numpy())
         return out if out.shape[1] == self.features else out[:, : self.features].contiguous()
 
@@ -73,14 +75,13 @@ def can_share() -> bool:
 
 
 class LoopProjections:
-    """The products of ``others`` over rows in float32, and a loop for one row where the weight lies as that reads it.
+    """Loops for small weights, and for one row of a large one in bfloat16; else the products of ``others``.
 
-    In bfloat16 the loop takes a row as it is, and ``others`` get rows rounded to bfloat16. ``choices``: the way of each
-    shape, in words.
+    Rows are in float32. In bfloat16 ``others`` get them rounded. ``choices``: the way of each shape, in words.
     """
 
     def __init__(self, others: Projections) -> None:
-        """Take over from ``others``. The loop takes none from those that keep a row's bits in every batch."""
+        """Take over from ``others``, which have all rows of large weights if they keep a row's bits in every batch."""
         self.others = others
         self.silu = others.silu
         self.choices: dict[str, str] = getattr(others, "choices", {})
@@ -90,12 +91,15 @@ class LoopProjections:
 
         It is float32 or, of several rows, of the dtype of ``weight``.
         """
+        if weight.numel() <= SMALL_WEIGHT:
+            self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] = "a loop"
+            width = -(-weight.shape[1] // 8) * 8
+            return with_bias(Packed(make_tiles(weight.float(), width), NO_STEPS, len(weight), width).multiply, bias)
         if not isinstance(self.others, FastProjections):
             return over_float32(self.others.linear(weight, bias), weight.dtype)
         way, stored = self.others.store(weight)
         many = over_float32(padded(way, stored, bias), weight.dtype)
-        reads_as_fast = stored.is_mkldnn and weight.dtype == torch.float32
-        tiles = None if reads_as_fast else find_tiles(stored, weight)
+        tiles = find_tiles(stored, weight) if weight.dtype == torch.bfloat16 else None
         if tiles is None:
             return many
         self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] += ", a loop for one row"
@@ -115,13 +119,13 @@ def halves(tensor: Tensor) -> Halves:
 
 
 def find_tiles(stored: Tensor, weight: Tensor) -> Words | None:
-    """Return ``weight`` [N, K] as the loop reads it: where it is packed in ``stored``, or as a copy of a small one.
+    """Return ``weight`` [N, K] as the loop reads it, where it is packed in ``stored``.
 
-    ``None`` if oneDNN packs it in another order than that of ``make_tiles``, as it does on CPUs without AVX2. The first
-    and the last tile are compared.
+    ``None`` if it is not, or in another order than that of ``make_tiles``, as on CPUs without AVX2. The first and the
+    last tile are compared.
     """
     if not stored.is_mkldnn:
-        return make_tiles(weight, -(-weight.shape[1] // 8) * 8) if weight.numel() <= SMALL_WEIGHT else None
+        return None
     size = torch.ops.mkldnn._nbytes(stored)
     count = -(-len(weight) // TILE)
     width, rest = divmod(size, count * TILE * weight.element_size())
