@@ -1,7 +1,9 @@
 """Loops compiled for the CPU: each against float64, the model and its attention against the plain path, and the engine
 over them against the engine without."""
 
+import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -370,6 +372,22 @@ def test_work_that_is_shared_among_threads_has_the_same_bits(one_by_one, monkeyp
     assert torch.equal(found[1], found[0])
     assert torch.equal(found[2], found[0])
     assert used == ([2, 3] if one_by_one else [2, 2, 3, 3])
+
+
+def test_loops_have_the_threads_that_torch_has():
+    """Numba begins with one for each core, and tells OpenMP, whose number is torch's too."""
+    program = (
+        "import numba, torch\n"
+        "from mini_engine import LLM\n"
+        "from mini_engine.fast.compiled import products\n"
+        "torch.set_num_threads(3)\n"
+        "products.SHARED_FROM = 0\n"
+        "LLM(compute='compiled').generate(['Once'])\n"
+        "print(torch.get_num_threads(), numba.get_num_threads())"
+    )
+    env = os.environ | {"NUMBA_NUM_THREADS": "5"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3", "3"]
 
 
 # Model and engine

@@ -1,7 +1,7 @@
 """Products by loops: of any rows with a small weight, and of one row with a large one in bfloat16.
 
 64 output features lie side by side in memory, so that the CPU adds up several of them at once, each in the order of its
-terms. A call for a small weight takes half as long as one of BLAS, and no row's bits depend on the others.
+terms. No row's bits depend on the others. A call for a few rows with a small weight takes less time than one of BLAS.
 
 A decode step of one request reads every weight once, so a product takes as long as reading its weight. In bfloat16
 oneDNN's code for one row takes longer where memory is fast. The loop reads the matrix that oneDNN has packed for many
@@ -58,6 +58,7 @@ def in_shares(alone: Callable[..., None], shared: Callable[..., None], threads: 
     if threads == 1:
         alone(*arrays, 1, 0)
     else:
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # without, it wakes one for each core
         shared(*arrays, threads)
 
 
@@ -69,8 +70,10 @@ def most_threads() -> int:
 @cache
 def can_share() -> bool:
     """Whether Numba's threads serve two callers at a time. Where it has only those of its own, they do not."""
+    number = torch.get_num_threads()
     tiles = np.zeros((1, 8, TILE), np.float32)
     loops.multiply_shared(np.zeros((1, 8), np.float32), tiles, NO_STEPS, np.empty((1, TILE), np.float32), 2)
+    torch.set_num_threads(number)  # Numba begins with one for each core, and tells OpenMP, whose number is torch's
     return bool(numba.threading_layer() != "workqueue")
 
 
