@@ -25,9 +25,7 @@ from mini_engine.linear import Linear, Projections, TorchProjections, with_bias
 # (30 GB/s). Four rows are within 5 % of the best number in all modes of the machine that were met with AVX-512.
 FEW_ROWS = 4
 LARGEST_PIECE = 1 << 22  # elements of a weight; a larger one is computed piece by piece, so that trying it is quick
-LARGEST_BLOCK = 64  # rows; a larger block is hardly faster for a large weight, and trying it takes longer
-LARGEST_BLOCK_OF_SMALL = 128
-PADDED_UP_TO = 32  # rows; a few more cost less than a second call
+LARGEST_BLOCK = 256  # rows; a larger block is hardly faster, and trying it takes longer
 COMPARED_ROWS = (1, 2, 3, 4, 5, 7, 16, 33, 64)
 SMALL_WEIGHT = 1 << 17  # elements; up to here a call takes longer than the arithmetic, and weights stay in the caches
 
@@ -253,21 +251,17 @@ def in_blocks(multiply: Linear, numbers: Sequence[int]) -> Linear:
 
 @cache  # asked for by every weight
 def all_block_sizes(numbers: tuple[int, ...]) -> list[list[int]]:
-    """Return ``block_sizes`` for every number of rows from 0 up to the largest of ``numbers``."""
-    return [block_sizes(rows, numbers) for rows in range(numbers[-1] + 1)]
+    """Return the sizes of the blocks for every number of rows from 0 up to the largest of ``numbers``.
 
-
-def block_sizes(rows: int, numbers: Sequence[int]) -> list[int]:
-    """Return the sizes of the blocks for ``rows`` rows, each one of ``numbers``; the last may be larger than its rows.
-
-    Few rows are one padded block. Of more, the largest number is taken off first: 100 rows are 64 + 32 + 4.
+    Each is one of ``numbers``, and the last may be larger than its rows. They are those that take the least time, if a
+    block takes as long as its rows and ``FEW_ROWS`` more: 100 rows are 96 + 4, and 20 are 24. To read the weight takes
+    as long as twice ``FEW_ROWS``.
     """
-    if rows == 0:
-        return []
-    fitting = [n for n in numbers if n <= rows]
-    if rows <= PADDED_UP_TO or not fitting:
-        return [min(n for n in numbers if n >= rows)]
-    return [fitting[-1], *block_sizes(rows - fitting[-1], numbers)]
+    best: list[tuple[int, int, list[int]]] = [(0, 0, [])]  # cost, how many blocks, their sizes
+    for rows in range(1, numbers[-1] + 1):
+        cuts = [(max(number, FEW_ROWS) + FEW_ROWS, number, best[max(0, rows - number)]) for number in numbers]
+        best.append(min((cost + own[0], own[1] + 1, [number, *own[2]]) for cost, number, own in cuts))
+    return [sorted(sizes, reverse=True) for _, _, sizes in best]
 
 
 def find_blocks(
@@ -279,8 +273,7 @@ def find_blocks(
     Raises ``ValueError`` if no way holds, or the chosen one does not hold on the threads in use.
     """
     ways = in_order_of_preference(out_features, in_features, dtype, usable)
-    is_small = out_features * in_features <= SMALL_WEIGHT
-    numbers = row_numbers(LARGEST_BLOCK_OF_SMALL if is_small else LARGEST_BLOCK)
+    numbers = row_numbers(LARGEST_BLOCK)
     shape = describe(out_features, in_features, dtype)
 
     def experiment() -> tuple[str, list[int]]:

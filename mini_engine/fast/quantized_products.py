@@ -20,7 +20,6 @@ from torch import Tensor
 from mini_engine.config import EngineConfig
 from mini_engine.families import EMBEDDING, HEAD
 from mini_engine.fast.products import (
-    LARGEST_BLOCK,
     LARGEST_PIECE,
     InvariantProjections,
     describe,
@@ -43,6 +42,7 @@ from mini_engine.weights import Weights
 
 TILE = 64  # rows that torch packs together with AVX-512; it packs 32 elsewhere
 ROUNDED = 1 << 18  # elements that are rounded at a time; with all at once the copies in float32 leave the caches
+LARGEST_CALL = 64  # rows that are tried; the kernels take as long for each row of more
 IN_8_BITS = (EMBEDDING, HEAD, ".gate.weight")  # how their names end; the last are routers
 
 
@@ -284,7 +284,7 @@ def find_rows(name: str, matrix: Int8 | Int4) -> list[int]:
 
     def experiment() -> list[int]:
         row, vectors = opposite_terms(matrix.shape[1], matrix.shape[0], matrix.dtype)
-        return rows_that_hold(type(matrix).of(vectors).few, row, row_numbers(LARGEST_BLOCK))
+        return rows_that_hold(type(matrix).of(vectors).few, row, row_numbers(LARGEST_CALL))
 
     numbers: list[int] = remembered(f"kernel of {name}", experiment)
     if not numbers:

@@ -23,8 +23,8 @@ Rows = Callable[[Tensor], Tensor]  # [M, K] -> [M, ...]
 
 
 def row_numbers(most: int) -> list[int]:
-    """Return the numbers of rows that are tried: the powers of two below ``most``, and ``most``."""
-    return [*(1 << i for i in range((most - 1).bit_length())), most]
+    """Return the numbers of rows that are tried up to ``most``: the powers of two, three times them, and ``most``."""
+    return sorted({n << i for n in (1, 3) for i in range(most.bit_length()) if n << i < most} | {most})
 
 
 def opposite_terms(size: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

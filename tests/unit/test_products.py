@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
@@ -160,16 +161,28 @@ def test_blocks_have_only_numbers_of_rows_that_hold() -> None:
         ([2, 6], 2, [2]),
         ([2, 6], 3, [6]),
         ([2, 6], 8, [6, 2]),
+        ([2, 6], 7, [6, 2]),
         ([2, 6], 23, [6, 6, 6, 6]),
-        ([4, 16, 32, 64], 17, [32]),
+        ([4, 16, 32, 64], 17, [16, 4]),
+        ([4, 16, 32, 64], 25, [32]),
         ([4, 16, 32, 64], 33, [32, 4]),
-        ([4, 16, 32, 64], 63, [32, 32]),
+        ([4, 16, 32, 64], 63, [64]),
         ([4, 16, 32, 64], 333, [64, 64, 64, 64, 64, 16]),
         ([64], 40, [64]),
     ):
         asked.clear()
         assert torch.equal(in_blocks(multiply, numbers)(x[:rows]), x[:rows] * 2)
         assert asked == expected
+
+
+@pytest.mark.parametrize("numbers", [(2, 6), (4, 16, 24), (5,), (1, 2, 3, 4, 6, 8, 12, 16, 24)])
+def test_blocks_are_those_that_take_the_least_time(numbers: tuple[int, ...]) -> None:
+    """Against every choice of up to six blocks."""
+    every = [cut for count in range(7) for cut in combinations_with_replacement(numbers, count)]
+    for rows, sizes in enumerate(products.all_block_sizes(numbers)):
+        costs = {sum(max(size, 4) + 4 for size in cut) for cut in every if sum(cut) >= rows}
+        assert sum(max(size, 4) + 4 for size in sizes) == min(costs)
+        assert rows <= sum(sizes) < rows + min(sizes, default=1)
 
 
 def test_where_no_way_holds_the_model_is_refused(monkeypatch: pytest.MonkeyPatch, no_findings: Path) -> None:
@@ -339,11 +352,11 @@ def test_what_was_found_on_one_thread_is_tried_again_on_three(
     monkeypatch.setattr(products, "rows_that_hold", rows_that_hold)
     shape = (24, 16, torch.float32, ("packed", "torch"))
     with thread_count(1):
-        assert products.find_blocks(*shape)[1] == row_numbers(128)
+        assert products.find_blocks(*shape)[1] == row_numbers(products.LARGEST_BLOCK)
     with thread_count(3):
         assert products.find_blocks(*shape) == products.find_blocks(*shape) == ("torch", [8])
     with thread_count(1):
-        assert products.find_blocks(*shape)[1] == row_numbers(128)
+        assert products.find_blocks(*shape)[1] == row_numbers(products.LARGEST_BLOCK)
     assert tried == [THREADS, THREADS, (3,)]
     assert len(list(no_findings.iterdir())) == 2
 
