@@ -24,7 +24,7 @@ from mini_engine.linear import Linear, Projections, TorchProjections, with_bias
 # 10 to 25 % less time than one where memory was slow for a core (15 GB/s), one row 10 % less than six where it was fast
 # (30 GB/s). Four rows are within 5 % of the best number in all modes of the machine that were met with AVX-512.
 FEW_ROWS = 4
-LARGEST_PIECE = 1 << 22  # elements of a weight; a larger one is computed piece by piece, so that trying it is quick
+LARGEST_PIECE = 1 << 24  # elements of a weight; a larger one is computed piece by piece, so that trying it is quick
 LARGEST_BLOCK = 256  # rows; a larger block is hardly faster, and trying it takes longer
 COMPARED_ROWS = (1, 2, 3, 4, 5, 7, 16, 33, 64)
 SMALL_WEIGHT = 1 << 17  # elements; up to here a call takes longer than the arithmetic, and weights stay in the caches

@@ -20,7 +20,6 @@ from torch import Tensor
 from mini_engine.config import EngineConfig
 from mini_engine.families import EMBEDDING, HEAD
 from mini_engine.fast.products import (
-    LARGEST_PIECE,
     InvariantProjections,
     describe,
     in_blocks,
@@ -42,6 +41,7 @@ from mini_engine.weights import Weights
 
 TILE = 64  # rows that torch packs together with AVX-512; it packs 32 elsewhere
 ROUNDED = 1 << 18  # elements that are rounded at a time; with all at once the copies in float32 leave the caches
+LARGEST_PIECE = 1 << 22  # elements that are unpacked at a time
 LARGEST_CALL = 64  # rows that are tried; the kernels take as long for each row of more
 IN_8_BITS = (EMBEDDING, HEAD, ".gate.weight")  # how their names end; the last are routers
 
