@@ -1,11 +1,12 @@
-"""Products by loops: of any rows with a small weight, and of one row with a large one in bfloat16.
+"""Products by loops: of any rows with a small float32 weight, and of one row with a bfloat16 one.
 
 64 output features lie side by side in memory, so that the CPU adds up several of them at once, each in the order of its
 terms. No row's bits depend on the others. A call for a few rows with a small weight takes less time than one of BLAS.
 
 A decode step of one request reads every weight once, so a product takes as long as reading its weight. In bfloat16
 oneDNN's code for one row takes longer where memory is fast. The loop reads the matrix that oneDNN has packed for many
-rows. Large float32 matrices are left to oneDNN, which reads them as fast.
+rows. Several rows are left to oneDNN there, which multiplies bfloat16 numbers twice as fast, and so are large float32
+matrices, which it reads as fast.
 """
 
 import ctypes
@@ -78,13 +79,14 @@ def can_share() -> bool:
 
 
 class LoopProjections:
-    """Loops for small weights, and for one row of a large one in bfloat16; else the products of ``others``.
+    """Loops for small weights in float32, and for one row of a weight in bfloat16; else the products of ``others``.
 
+    Where ``others`` keep a row's bits in every batch, loops have all rows of small weights, and none of large ones.
     Rows are in float32. In bfloat16 ``others`` get them rounded. ``choices``: the way of each shape, in words.
     """
 
     def __init__(self, others: Projections) -> None:
-        """Take over from ``others``, which have all rows of large weights if they keep a row's bits in every batch."""
+        """Take over from ``others``."""
         self.others = others
         self.silu = others.silu
         self.choices: dict[str, str] = getattr(others, "choices", {})
@@ -94,11 +96,12 @@ class LoopProjections:
 
         It is float32 or, of several rows, of the dtype of ``weight``.
         """
-        if weight.numel() <= SMALL_WEIGHT:
+        is_fast = isinstance(self.others, FastProjections)
+        if weight.numel() <= SMALL_WEIGHT and not (is_fast and weight.dtype == torch.bfloat16):
             self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] = "a loop"
             width = -(-weight.shape[1] // 8) * 8
             return with_bias(Packed(make_tiles(weight.float(), width), NO_STEPS, len(weight), width).multiply, bias)
-        if not isinstance(self.others, FastProjections):
+        if not is_fast:
             return over_float32(self.others.linear(weight, bias), weight.dtype)
         way, stored = self.others.store(weight)
         many = over_float32(padded(way, stored, bias), weight.dtype)
@@ -122,13 +125,13 @@ def halves(tensor: Tensor) -> Halves:
 
 
 def find_tiles(stored: Tensor, weight: Tensor) -> Words | None:
-    """Return ``weight`` [N, K] as the loop reads it, where it is packed in ``stored``.
+    """Return ``weight`` [N, K] as the loop reads it: where it is packed in ``stored``, or as a copy of a small one.
 
-    ``None`` if it is not, or in another order than that of ``make_tiles``, as on CPUs without AVX2. The first and the
-    last tile are compared.
+    ``None`` if oneDNN packs it in another order than that of ``make_tiles``, as it does on CPUs without AVX2. The first
+    and the last tile are compared.
     """
     if not stored.is_mkldnn:
-        return None
+        return make_tiles(weight, -(-weight.shape[1] // 8) * 8) if weight.numel() <= SMALL_WEIGHT else None
     size = torch.ops.mkldnn._nbytes(stored)
     count = -(-len(weight) // TILE)
     width, rest = divmod(size, count * TILE * weight.element_size())
