@@ -1,5 +1,6 @@
 """What a request leaves out is the checkpoint's stored default, field by field, and a client can read it beforehand."""
 
+import gc
 import json
 import os
 import re
@@ -13,11 +14,14 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from mini_engine import lang
 from mini_engine.checkpoint import TINY_MODEL
+from mini_engine.cli.app import app
 from mini_engine.llm import LLM
 from mini_engine.sampler.params import SamplingParams
+from mini_engine.server.life import Server
 from mini_engine.server.schema import ChatBody
 from tests.server.conftest import Running, serving
 
@@ -81,6 +85,17 @@ def test_programs_say_what_they_want_and_take_no_default_of_a_server(tuned: Runn
         here = story.run(backend=llm)
         there = story.run(backend=lang.Endpoint(f"{tuned.url}/v1"))
         assert (there["greedy"], there["drawn"]) == (here["greedy"], here["drawn"])
+
+
+def test_the_command_serve_never_looks_through_what_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full garbage collection takes 0.15 s, in which no stream goes on."""
+    looked_at = list[int]()
+    monkeypatch.setattr(Server, "run", lambda _: looked_at.append(len(gc.get_objects())))
+    try:
+        assert CliRunner().invoke(app, ["serve", "--port", "0", "--no-page"]).exit_code == 0
+    finally:
+        gc.unfreeze()
+    assert looked_at[0] < len(gc.get_objects()) / 100
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])

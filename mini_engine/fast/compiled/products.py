@@ -96,19 +96,20 @@ class LoopProjections:
 
         It is float32 or, of several rows, of the dtype of ``weight``.
         """
-        is_fast = isinstance(self.others, FastProjections)
-        if weight.numel() <= SMALL_WEIGHT and not (is_fast and weight.dtype == torch.bfloat16):
-            self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] = "a loop"
+        others, name = self.others, describe(weight.shape[0], weight.shape[1], weight.dtype)
+        takes_all = weight.dtype == torch.float32 or not isinstance(others, FastProjections)
+        if takes_all and weight.numel() <= SMALL_WEIGHT:
+            self.choices[name] = "a loop"
             width = -(-weight.shape[1] // 8) * 8
             return with_bias(Packed(make_tiles(weight.float(), width), NO_STEPS, len(weight), width).multiply, bias)
-        if not is_fast:
-            return over_float32(self.others.linear(weight, bias), weight.dtype)
-        way, stored = self.others.store(weight)
+        if not isinstance(others, FastProjections):
+            return over_float32(others.linear(weight, bias), weight.dtype)
+        way, stored = others.store(weight)
         many = over_float32(padded(way, stored, bias), weight.dtype)
         tiles = find_tiles(stored, weight) if weight.dtype == torch.bfloat16 else None
         if tiles is None:
             return many
-        self.choices[describe(weight.shape[0], weight.shape[1], weight.dtype)] += ", a loop for one row"
+        self.choices[name] += ", a loop for one row"
         width = tiles.shape[1] * (4 // weight.element_size())
         one = with_bias(Packed(tiles, NO_STEPS, len(weight), width).multiply, bias)
         return lambda x: one(x) if len(x) == 1 else many(x)
