@@ -97,22 +97,27 @@ class LoopProjections:
         It is float32 or, of several rows, of the dtype of ``weight``.
         """
         others, name = self.others, describe(weight.shape[0], weight.shape[1], weight.dtype)
-        takes_all = weight.dtype == torch.float32 or not isinstance(others, FastProjections)
-        if takes_all and weight.numel() <= SMALL_WEIGHT:
+        is_small, is_float32 = weight.numel() <= SMALL_WEIGHT, weight.dtype == torch.float32
+        if is_small and (is_float32 or not isinstance(others, FastProjections)):
             self.choices[name] = "a loop"
-            width = -(-weight.shape[1] // 8) * 8
-            return with_bias(Packed(make_tiles(weight.float(), width), NO_STEPS, len(weight), width).multiply, bias)
+            return with_bias(packed(weight.float()).multiply, bias)
         if not isinstance(others, FastProjections):
             return over_float32(others.linear(weight, bias), weight.dtype)
         way, stored = others.store(weight)
         many = over_float32(padded(way, stored, bias), weight.dtype)
-        tiles = find_tiles(stored, weight) if weight.dtype == torch.bfloat16 else None
-        if tiles is None:
+        tiles = None if is_small or is_float32 else find_tiles(stored, weight)
+        if is_float32 or (tiles is None and not is_small):
             return many
         self.choices[name] += ", a loop for one row"
-        width = tiles.shape[1] * (4 // weight.element_size())
-        one = with_bias(Packed(tiles, NO_STEPS, len(weight), width).multiply, bias)
+        one = with_bias(packed(weight, tiles).multiply, bias)
         return lambda x: one(x) if len(x) == 1 else many(x)
+
+
+def packed(weight: Tensor, tiles: Words | None = None) -> Packed:
+    """Return ``weight`` [N, K] for the loops: its ``tiles`` where they lie, or a copy."""
+    if tiles is None:
+        tiles = make_tiles(weight, -(-weight.shape[1] // 8) * 8)
+    return Packed(tiles, NO_STEPS, len(weight), tiles.shape[1] * 4 // weight.element_size())
 
 
 def over_float32(product: Linear, dtype: torch.dtype) -> Linear:
@@ -126,13 +131,13 @@ def halves(tensor: Tensor) -> Halves:
 
 
 def find_tiles(stored: Tensor, weight: Tensor) -> Words | None:
-    """Return ``weight`` [N, K] as the loop reads it: where it is packed in ``stored``, or as a copy of a small one.
+    """Return ``weight`` [N, K] as the loop reads it, where it is packed in ``stored``.
 
-    ``None`` if oneDNN packs it in another order than that of ``make_tiles``, as it does on CPUs without AVX2. The first
-    and the last tile are compared.
+    ``None`` if it is not, or in another order than that of ``make_tiles``, as on CPUs without AVX2. The first and the
+    last tile are compared.
     """
     if not stored.is_mkldnn:
-        return make_tiles(weight, -(-weight.shape[1] // 8) * 8) if weight.numel() <= SMALL_WEIGHT else None
+        return None
     size = torch.ops.mkldnn._nbytes(stored)
     count = -(-len(weight) // TILE)
     width, rest = divmod(size, count * TILE * weight.element_size())

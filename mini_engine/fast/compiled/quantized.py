@@ -96,7 +96,7 @@ class Room:
         """Make room for [rows, width], where oneDNN packs such a matrix in tiles; elsewhere products copy the tiles."""
         sample = torch.arange(rows * width).sin().view(rows, width).to(dtype)
         stored = sample if onednn_fault(dtype) else WAYS["packed"].store(sample)
-        words = find_tiles(stored, sample) if stored.is_mkldnn else None
+        words = find_tiles(stored, sample)
         if words is None:
             words = make_tiles(sample, width)
             product: Linear = partial(copied_product, torch.from_numpy(words).view(dtype).unflatten(-1, (TILE, -1)))
