@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 from types import MappingProxyType
@@ -77,13 +76,20 @@ class Ranks:
         options._timeout = timedelta(seconds=CONNECT_S)
         options._devices = [Gloo.create_device(hostname=LOOPBACK) if self.is_local else Gloo.create_default_device()]
         try:
-            self.group = Gloo(self.store, rank, size, options)
+            self.groups = [Gloo(self.store, rank, size, options)]  # until the end
         except RuntimeError as error:
             raise ValueError(f"rank {rank} of {size} cannot reach the others: {self.find_lost() or error}") from error
         self.agree("connected")  # a rank that left before could not be reached, and nobody would ask why it left
-        self.close = weakref.finalize(self, finish, self.group, processes, self.faults)
+        self.close = weakref.finalize(self, finish, self.groups, processes, self.faults)
         for process in processes.values():
             Thread(target=watch, args=(weakref.ref(self), process), daemon=True).start()
+
+    @property
+    def group(self) -> Any:
+        """What exchanges tensors. Raises ``RuntimeError`` at the end."""
+        if not self.groups:
+            raise RuntimeError("the group has ended")
+        return self.groups[0]
 
     @property
     def fault(self) -> str | None:
@@ -122,7 +128,7 @@ class Ranks:
         for part in filter(None, (content[:FRAME].ljust(FRAME, b"\0"), content[FRAME:])):
             for rank in range(1, self.size):
                 tensor = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-                self.wait(partial(self.group.send, [tensor], rank, 0))
+                self.wait(lambda: self.group.send([tensor], rank, 0))  # noqa: B023 - it is called at once
 
     def receive(self) -> bytes:
         """Wait for the next order of rank 0."""
@@ -135,7 +141,7 @@ class Ranks:
     def receive_bytes(self, count: int) -> bytes:
         """Wait for ``count`` bytes from rank 0."""
         tensor = torch.empty(count, dtype=torch.uint8)
-        self.wait(partial(self.group.recv, [tensor], 0, 0), IDLE_S)
+        self.wait(lambda: self.group.recv([tensor], 0, 0), IDLE_S)
         return tensor.numpy().tobytes()
 
     def exchange(self, begin: Callable[[], Any]) -> None:
@@ -240,14 +246,18 @@ class Ranks:
             os._exit(1)
 
 
-def finish(group: Any, processes: Processes, faults: list[str]) -> None:
-    """End the other ranks of a group, unless it has ended. Mutates ``faults``."""
-    if not faults and group.rank() == 0:
+def finish(groups: list[Any], processes: Processes, faults: list[str]) -> None:
+    """End the other ranks of the group in ``groups``, unless it has ended, and leave it. Mutates both lists.
+
+    The group's threads end with it. One of them that let a tensor go while Python ends would abort the process.
+    """
+    if not faults and groups[0].rank() == 0:
         faults.append("the ranks were ended")
         with suppress(RuntimeError):
-            for rank in range(1, group.size()):
-                group.send([torch.zeros(FRAME, dtype=torch.uint8)], rank, 0).wait(timedelta(seconds=1))
+            for rank in range(1, groups[0].size()):
+                groups[0].send([torch.zeros(FRAME, dtype=torch.uint8)], rank, 0).wait(timedelta(seconds=1))
     end_processes(processes)
+    groups.clear()
 
 
 def end_processes(processes: Processes) -> None:

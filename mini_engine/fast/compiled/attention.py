@@ -12,7 +12,7 @@ from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.fast.compiled import attention_loops as loops
 from mini_engine.fast.compiled.product_loops import TILE
-from mini_engine.fast.compiled.products import halves, in_shares, most_threads
+from mini_engine.fast.compiled.products import can_share, halves, in_shares, most_threads, on_threads
 
 FEW_PRODUCTS = 1 << 18  # multiplications that one thread does before another would have begun
 
@@ -46,8 +46,10 @@ class CompiledAttention:
         out = torch.empty_like(q)
         numbers = q.numpy(), keys, values
         if len(self.short[0]):
-            ways = loops.attend, loops.attend_shared
-            in_shares(*ways, self.threads, *numbers, self.short, self.slots, out.numpy())
+            if can_share():  # also if there is one: the other loop's sums may be compiled in another order
+                on_threads(loops.attend_shared, self.threads, *numbers, self.short, self.slots, out.numpy())
+            else:
+                loops.attend(*numbers, self.short, self.slots, out.numpy(), 1, 0)
         if len(self.long[0]):
             ways = loops.attend_blocks, loops.attend_blocks_shared
             in_shares(*ways, most_threads(), *numbers, self.long, self.slots, out.numpy())

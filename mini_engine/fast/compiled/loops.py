@@ -12,10 +12,14 @@ The order of additions within a row depends on the row's length alone, so no row
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from numba import njit, uint16
+from numba.core.caching import FunctionCache
 from numba.extending import overload
 from numpy.typing import NDArray
 
@@ -33,15 +37,43 @@ LN2_LOW = np.float32(-2.12194440e-4)
 SMALLEST, LARGEST = np.float32(-87.0), np.float32(88.0)  # beyond them exp is 0 or no longer a float32
 
 
+class SharedCache(FunctionCache):
+    """Numba's cache on disk, for several processes at a time.
+
+    Numba takes a free number for a file, and writes the file a moment later. If another process took the number too,
+    one signature of a loop has the code of another from then on: with other bits, or for other arrays.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Find a folder. Raises ``RuntimeError`` if there is none that can be written."""
+        super().__init__(function)
+        self._impl.locator.ensure_cache_path()
+        self.lock = FileLock(Path(self.cache_path) / "loops.lock")
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return what is kept for a signature, ``None`` if nothing is."""
+        with self.lock:
+            return super().load_overload(sig, target_context)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled for a signature. Mutates."""
+        with self.lock:
+            super().save_overload(sig, data)
+
+
 def compiled(*freedoms: str, parallel: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function for this CPU at its first call. ``freedoms``: what the compiler may do to sums of floats."""
+    """Compile a function for this CPU at its first call. ``freedoms``: what the compiler may do to sums of floats.
+
+    What it calls becomes part of it. Elsewhere it would be compiled once more there, its sums in another order perhaps,
+    and which one is called would depend on what the process has compiled and loaded before.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        options = {"fastmath": set(freedoms), "nogil": True, "error_model": "numpy", "parallel": parallel}
-        try:
-            return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
-        except RuntimeError:  # no folder to keep it in
-            return njit(**options)(function)  # type: ignore[no-any-return]
+        options = {"nogil": True, "error_model": "numpy", "parallel": parallel, "forceinline": not parallel}
+        loop = njit(fastmath=set(freedoms), **options)(function)
+        with suppress(RuntimeError):
+            loop._cache = SharedCache(function)
+        return loop  # type: ignore[no-any-return]
 
     return decorate
 

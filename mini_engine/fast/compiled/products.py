@@ -59,8 +59,13 @@ def in_shares(alone: Callable[..., None], shared: Callable[..., None], threads: 
     if threads == 1:
         alone(*arrays, 1, 0)
     else:
-        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # without, it wakes one for each core
-        shared(*arrays, threads)
+        on_threads(shared, threads, *arrays)
+
+
+def on_threads(shared: Callable[..., None], threads: int, *arrays: Any) -> None:
+    """Call a loop over ``arrays`` that ``threads`` share."""
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # without, it wakes one for each core
+    shared(*arrays, threads)
 
 
 def most_threads() -> int:
