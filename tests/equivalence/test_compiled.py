@@ -375,7 +375,7 @@ def test_work_that_is_shared_among_threads_has_the_same_bits(one_by_one, monkeyp
         found.append(run_both(sequences, 4, one_by_one)[1])
     assert torch.equal(found[1], found[0])
     assert torch.equal(found[2], found[0])
-    assert used == ([1, 2, 3] if one_by_one else [1, 2, 2, 3, 3]), "rows one by one have one loop for any threads"
+    assert used == ([1, 2, 3] if one_by_one else [1, 1, 2, 2, 3, 3]), "there is one loop for any number of threads"
 
 
 def test_loops_have_the_threads_that_torch_has():

@@ -4,6 +4,9 @@ The loops do not care where pages lie, and a row's bits depend on its own sequen
 one. It serves all rows under ``batch_invariant``. Without, rows of sequences with several queries are taken in blocks.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +15,7 @@ from mini_engine.attention.metadata import AttentionMetadata
 from mini_engine.attention.pool import KVPool
 from mini_engine.fast.compiled import attention_loops as loops
 from mini_engine.fast.compiled.product_loops import TILE
-from mini_engine.fast.compiled.products import can_share, halves, in_shares, most_threads, on_threads
+from mini_engine.fast.compiled.products import can_share, halves, most_threads, on_threads
 
 FEW_PRODUCTS = 1 << 18  # multiplications that one thread does before another would have begun
 
@@ -46,11 +49,17 @@ class CompiledAttention:
         out = torch.empty_like(q)
         numbers = q.numpy(), keys, values
         if len(self.short[0]):
-            if can_share():  # also if there is one: the other loop's sums may be compiled in another order
-                on_threads(loops.attend_shared, self.threads, *numbers, self.short, self.slots, out.numpy())
-            else:
-                loops.attend(*numbers, self.short, self.slots, out.numpy(), 1, 0)
+            ways = loops.attend, loops.attend_shared
+            in_one_way(*ways, self.threads, *numbers, self.short, self.slots, out.numpy())
         if len(self.long[0]):
             ways = loops.attend_blocks, loops.attend_blocks_shared
-            in_shares(*ways, most_threads(), *numbers, self.long, self.slots, out.numpy())
+            in_one_way(*ways, most_threads(), *numbers, self.long, self.slots, out.numpy())
         return out
+
+
+def in_one_way(alone: Callable[..., None], shared: Callable[..., None], threads: int, *arrays: Any) -> None:
+    """Call a loop over ``arrays``: ``shared`` for one thread, too, as sums may be compiled in another order there."""
+    if can_share():
+        on_threads(shared, threads, *arrays)
+    else:
+        alone(*arrays, 1, 0)

@@ -10,7 +10,7 @@ from mini_engine.config import EngineConfig, ModelConfig
 from mini_engine.driver import AttentionFactory
 from mini_engine.fast.compiled.attention import CompiledAttention
 from mini_engine.fast.compiled.model import CompiledQwen3
-from mini_engine.fast.compiled.products import LoopProjections, most_threads
+from mini_engine.fast.compiled.products import LoopProjections
 from mini_engine.fast.compiled.quantized import MOST_ROWS, make_loop_parts
 from mini_engine.fast.products import make_projections
 from mini_engine.weights import Weights
@@ -37,12 +37,11 @@ def compile_loops(model: CompiledQwen3) -> None:
     """Run small steps, so that no request waits until the loops are compiled or read from where they are kept.
 
     Arrays of a single row are another type to the compiler than those of several, products of many rows may have
-    another dtype than those of few, and attention has two loops, alone and shared.
+    another dtype than those of few, and attention has two loops.
     """
     page_size = MOST_ROWS + 1
     pool = KVPool(model.config, 2, page_size, model.embedding.dtype)
     for lengths, batch_invariant in (([1], False), ([1, 2], False), ([page_size], False), ([1, 2], True)):
         batch = pack_batch([SequenceChunk([0] * count, 0, [page]) for page, count in enumerate(lengths)], page_size)
         attention = CompiledAttention(pool, batch.metadata, model.config.num_attention_heads, batch_invariant)
-        for attention.threads in {1, most_threads()}:
-            model(batch.input_ids, batch.positions, attention, batch.logit_rows)
+        model(batch.input_ids, batch.positions, attention, batch.logit_rows)

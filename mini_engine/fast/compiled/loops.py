@@ -47,7 +47,6 @@ class SharedCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         """Find a folder. Raises ``RuntimeError`` if there is none that can be written."""
         super().__init__(function)
-        self._impl.locator.ensure_cache_path()
         self.lock = FileLock(Path(self.cache_path) / "loops.lock")
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

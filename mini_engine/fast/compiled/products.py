@@ -13,7 +13,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numba
 import numpy as np
@@ -42,12 +42,21 @@ class Packed:
 
     def multiply(self, x: Tensor) -> Tensor:
         """Multiply ``x`` [M, K] float32 -> [M, N] float32."""
+        reads = (len(x) + 3) // 4  # four rows take as long as one
+        return self.product(x, most_threads() if self.tiles.nbytes * reads >= SHARED_FROM else 1)
+
+    def product(self, x: Tensor, threads: int) -> Tensor:
+        """Multiply on ``threads``, which change no bit; see ``multiply``."""
         rows = self.filled(x)
         out = torch.empty(len(x), len(self.tiles) * TILE)
-        reads = (len(x) + 3) // 4  # four rows take as long as one
-        threads = most_threads() if self.tiles.nbytes * reads >= SHARED_FROM else 1
         in_shares(loops.multiply, loops.multiply_shared, threads, rows.numpy(), self.tiles, self.steps, out.numpy())
         return out if out.shape[1] == self.features else out[:, : self.features].contiguous()
+
+    def compile(self) -> Self:
+        """Compile the loops for such a weight, or read them from where they are kept; return ``self``."""
+        for threads in {1, most_threads()}:
+            self.product(torch.zeros(1, self.width), threads)
+        return self
 
     def filled(self, x: Tensor) -> Tensor:
         """Return ``x`` [M, K] without gaps, K filled up with zeros."""
@@ -122,7 +131,7 @@ def packed(weight: Tensor, tiles: Words | None = None) -> Packed:
     """Return ``weight`` [N, K] for the loops: its ``tiles`` where they lie, or a copy."""
     if tiles is None:
         tiles = make_tiles(weight, -(-weight.shape[1] // 8) * 8)
-    return Packed(tiles, NO_STEPS, len(weight), tiles.shape[1] * 4 // weight.element_size())
+    return Packed(tiles, NO_STEPS, len(weight), tiles.shape[1] * 4 // weight.element_size()).compile()
 
 
 def over_float32(product: Linear, dtype: torch.dtype) -> Linear:

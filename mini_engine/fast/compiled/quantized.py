@@ -129,7 +129,7 @@ class QuantizedLoops(TorchProjections):
         Raises ``ValueError`` for a weight that is not finite.
         """
         bias = None if bias is None else bias.float()
-        matrix = weight if isinstance(weight, Quantized) else Quantized.of(weight, self.quantize)
+        matrix = (weight if isinstance(weight, Quantized) else Quantized.of(weight, self.quantize)).compile()
         name = f"{matrix.kind} {describe(matrix.features, matrix.in_features, matrix.dtype)}"
         self.choices[name] = "a loop" if self.batch_invariant else f"a loop up to {MOST_ROWS} rows, unpacked for more"
         if self.batch_invariant:
