@@ -564,6 +564,32 @@ def test_a_process_that_compiles_computes_the_bits_of_one_that_loads_what_was_ke
     assert compiling.stdout == loading.stdout
 
 
+CALLER = """
+from called import number
+from mini_engine.fast.compiled.loops import as_written
+
+@as_written
+def caller():
+    return number()
+"""
+CALLED = """
+from mini_engine.fast.compiled.loops import as_written
+
+@as_written
+def number():
+    return {}
+"""
+
+
+def test_a_loop_is_compiled_again_when_a_file_of_what_it_calls_has_changed(tmp_path):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    (tmp_path / "caller.py").write_text(CALLER)
+    for number in (1, 22):
+        (tmp_path / "called.py").write_text(CALLED.format(number))
+        run = [sys.executable, "-c", "from caller import caller; print(caller())"]
+        assert subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout == f"{number}\n"
+
+
 def test_loops_compile_where_nothing_can_be_kept(monkeypatch):
     monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])
     double = loops.compiled("contract")(lambda x: x * 2)

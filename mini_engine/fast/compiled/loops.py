@@ -41,12 +41,16 @@ class SharedCache(FunctionCache):
     """Numba's cache on disk, for several processes at a time.
 
     Numba takes a free number for a file, and writes the file a moment later. If another process took the number too,
-    one signature of a loop has the code of another from then on: with other bits, or for other arrays.
+    one signature of a loop has the code of another from then on: with other bits, or for other arrays. And it compiles
+    a loop again when the loop's own file has changed; here when any file of the folder has, as what it calls is part
+    of it.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Find a folder. Raises ``RuntimeError`` if there is none that can be written."""
         super().__init__(function)
+        files = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
+        self._cache_file._source_stamp = [(each.name, each.stat().st_mtime, each.stat().st_size) for each in files]
         self.lock = FileLock(Path(self.cache_path) / "loops.lock")
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
