@@ -79,7 +79,7 @@ class Ranks:
             self.groups = [Gloo(self.store, rank, size, options)]  # until the end
         except RuntimeError as error:
             raise ValueError(f"rank {rank} of {size} cannot reach the others: {self.find_lost() or error}") from error
-        self.agree("connected")  # a rank that left before could not be reached, and nobody would ask why it left
+        self.agree("connected")  # before that, a rank that ended would break the connections of the others
         self.close = weakref.finalize(self, finish, self.groups, processes, self.faults)
         for process in processes.values():
             Thread(target=watch, args=(weakref.ref(self), process), daemon=True).start()

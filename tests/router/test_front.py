@@ -248,7 +248,7 @@ def test_a_worker_whose_queue_is_full_is_passed_over(routing, fakes, stream):
             status, _, got = await router.ask("POST", PATH, BODY | {"stream": stream})
             assert (status, got) == (200, await alone(BODY | {"stream": stream}, identity_in(got)))
             fakes[1].refuses = (429, b"w1 is full")
-            assert (await router.ask("POST", PATH, BODY))[::2] == (429, b"w1 is full"), "nobody waits for room"
+            assert (await router.ask("POST", PATH, BODY))[::2] == (429, b"w1 is full"), "the client hears it at once"
             assert [len(fake.asked) for fake in (*fakes, third)] == [2, 2, 0]
             assert all(router.fleet.state(name)["state"] == "up" for name in ("w0", "w1")), "none of them is lost"
 

@@ -55,7 +55,7 @@ class Packed:
     def compile(self) -> Self:
         """Compile the loops for such a weight, or read them from where they are kept; return ``self``."""
         for threads in {1, most_threads()}:
-            self.product(torch.zeros(1, self.width), threads)
+            self.product(torch.zeros(0, self.width), threads)  # of no rows, so that no weight is read
         return self
 
     def filled(self, x: Tensor) -> Tensor:
@@ -119,8 +119,10 @@ class LoopProjections:
             return over_float32(others.linear(weight, bias), weight.dtype)
         way, stored = others.store(weight)
         many = over_float32(padded(way, stored, bias), weight.dtype)
-        tiles = None if is_small or is_float32 else find_tiles(stored, weight)
-        if is_float32 or (tiles is None and not is_small):
+        if is_float32:
+            return many
+        tiles = None if is_small else find_tiles(stored, weight)
+        if tiles is None and not is_small:
             return many
         self.choices[name] += ", a loop for one row"
         one = with_bias(packed(weight, tiles).multiply, bias)
